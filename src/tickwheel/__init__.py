@@ -1,0 +1,78 @@
+"""Tickwheel runs a function at the time you asked for: durable, and exact to milliseconds.
+
+    from tickwheel import App
+
+    app = App("sqlite:///jobs.db")
+
+    @app.task
+    async def cancel_order(order_id: int) -> None: ...
+
+    await cancel_order.using(delay="30m").enqueue(42)
+"""
+
+from tickwheel.app import App, Call, JobHandle, JobInfo, Task
+from tickwheel.attempt import JobContext, current_job
+from tickwheel.errors import (
+    BadArguments,
+    BadConfig,
+    BadTime,
+    GiveUp,
+    JobCancelled,
+    JobFailed,
+    JobUnknown,
+    ResultError,
+    ResultTimeout,
+    Retry,
+    Snooze,
+    StoreError,
+    StoreIncompatible,
+    StoreUnavailable,
+    TickwheelError,
+    UnknownTask,
+    UsageError,
+)
+from tickwheel.job import Cancelled, Job, Outcome, Priority, Run, State
+from tickwheel.retry import RetryPolicy
+from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
+from tickwheel.version import __version__
+from tickwheel.worker import Worker
+
+__all__ = [
+    "App",
+    "BadArguments",
+    "BadConfig",
+    "BadTime",
+    "Call",
+    "Cancelled",
+    "GiveUp",
+    "Job",
+    "JobCancelled",
+    "JobContext",
+    "JobFailed",
+    "JobHandle",
+    "JobInfo",
+    "JobUnknown",
+    "Outcome",
+    "Page",
+    "Priority",
+    "Query",
+    "QueueInfo",
+    "ResultError",
+    "ResultTimeout",
+    "Retry",
+    "RetryPolicy",
+    "Run",
+    "Snooze",
+    "State",
+    "StoreError",
+    "StoreIncompatible",
+    "StoreUnavailable",
+    "Task",
+    "TickwheelError",
+    "UnknownTask",
+    "UsageError",
+    "Worker",
+    "WorkerInfo",
+    "__version__",
+    "current_job",
+]

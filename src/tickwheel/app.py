@@ -1,0 +1,566 @@
+"""What users write: `App`, `@app.task`, `using`, `enqueue` and the handle of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import update_wrapper
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from tickwheel.client import Client
+from tickwheel.clock import Clock, SystemClock
+from tickwheel.errors import BadArguments, BadConfig, BadTime
+from tickwheel.job import Cancelled, Job, Priority, Run, State, new_id
+from tickwheel.retry import RetryPolicy
+from tickwheel.span import FARTHEST_MS, Span, due_ms, moment, span_ms
+from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, open_store
+from tickwheel.tasks import (
+    MIB,
+    Definition,
+    Pool,
+    PriorityName,
+    Tasks,
+    checked_name,
+    decode_result,
+    define,
+    priority_of,
+)
+from tickwheel.worker import Worker, WorkerOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# What calling a task directly gives: its result, or for an async one the coroutine of it.
+C = TypeVar("C")
+
+DEFAULT_STORE = "sqlite:///tickwheel.db"
+ID_LIMIT = 200
+# A caller that enqueues without a pause still lets others run after this many.
+CHUNK = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """A job as it stood when it was asked for; times are aware, in UTC."""
+
+    id: str
+    task: str
+    queue: str
+    priority: Priority
+    state: State
+    # The arguments as JSON text.
+    payload: str
+    due: datetime
+    created: datetime
+    # How often it was claimed, how many runs failed, how many leases ran out.
+    attempts: int
+    failures: int
+    takeovers: int
+    worker: str | None
+    # Set while it runs: until when its worker holds it, and whether it was asked to stop.
+    lease_until: datetime | None
+    asked: bool
+    ended: datetime | None
+    error: str | None
+    history: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, job: Job) -> JobInfo:
+        return cls(
+            id=job.id,
+            task=job.task,
+            queue=job.queue,
+            priority=Priority(job.priority),
+            state=job.state,
+            payload=job.payload,
+            due=moment(job.due_ms),
+            created=moment(job.created_ms),
+            attempts=job.attempt,
+            failures=job.failures,
+            takeovers=job.takeovers,
+            worker=job.worker,
+            lease_until=None if job.lease_until_ms is None else moment(job.lease_until_ms),
+            asked=job.asked,
+            ended=None if job.ended_ms is None else moment(job.ended_ms),
+            error=job.error,
+            history=job.history,
+        )
+
+
+class JobHandle(Generic[R]):
+    """A job that was enqueued: ask for it, wait for it, cancel it."""
+
+    __slots__ = ("_app", "_returns", "added", "id")
+
+    def __init__(self, app: App, id: str, *, added: bool = True, returns: Any = Any) -> None:
+        self.id = id
+        # False where the id was taken before: the job of that id is another call's.
+        self.added = added
+        self._app = app
+        self._returns = returns
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    async def info(self) -> JobInfo:
+        """State, due time, attempts, error and history; JobUnknown where it was pruned."""
+        client = await self._app._ready()
+        return JobInfo.of(await client.get(self.id))
+
+    async def result(self, timeout: Span | None = None) -> R:
+        """Wait until the job is done and give what its task returned.
+
+        Raises ResultTimeout, JobFailed (it is dead), JobCancelled, or ResultError where the
+        result could not be kept.
+        """
+        client = await self._app._ready()
+        job = await client.ended(self.id, None if timeout is None else span_ms(timeout) / 1000)
+        value: R = decode_result(job.result, self._returns)
+        return value
+
+    async def cancel(self) -> Cancelled:
+        """Cancel the job, and say what that achieved."""
+        client = await self._app._ready()
+        [answer] = await client.cancel([self.id])
+        return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What `using` was given for a job; None leaves it to the task."""
+
+    delay_ms: int | None = None
+    due_ms: int | None = None
+    queue: str | None = None
+    priority: Priority | None = None
+    id: str | None = None
+    retries: int | None = None
+    timeout_ms: int | None = None
+
+
+class Call(Generic[P, R]):
+    """A task with the choices that `using` made, ready to be enqueued."""
+
+    __slots__ = ("_app", "_choice", "_definition")
+
+    def __init__(self, app: App, definition: Definition, choice: _Choice) -> None:
+        self._app = app
+        self._definition = definition
+        self._choice = choice
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Store a job that calls the task with these arguments; it is durable when this returns."""
+        # Encode first: what is wrong with the call is said before anything is waited for.
+        payload = self._app._payload(self._definition, args, kwargs)
+        client = await self._app._ready()
+        job = self._job(payload, client.clock.now_ms())
+        return self._handle(job.id, await client.add(job))
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """The same for callers without an event loop."""
+        return self._app._bridge.call(self.enqueue(*args, **kwargs))
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """A job for `app.enqueue_many`; nothing is stored yet."""
+        payload = self._app._payload(self._definition, args, kwargs)
+        return self._job(payload, self._app._now_ms())
+
+    def _job(self, payload: str, now_ms: int) -> Job:
+        choice, definition = self._choice, self._definition
+        due = now_ms + (choice.delay_ms or 0) if choice.due_ms is None else choice.due_ms
+        return Job(
+            id=choice.id or new_id(now_ms),
+            task=definition.name,
+            payload=payload,
+            queue=choice.queue or definition.queue,
+            priority=definition.priority if choice.priority is None else choice.priority,
+            due_ms=due,
+            created_ms=now_ms,
+            retries=choice.retries,
+            timeout_ms=choice.timeout_ms,
+        )
+
+    def _handle(self, id: str, added: bool) -> JobHandle[R]:
+        return JobHandle(self._app, id, added=added, returns=self._definition.returns)
+
+
+class Task(Generic[P, R, C]):
+    """A function under a name. Calling it runs it here and now, like any function."""
+
+    def __init__(self, app: App, definition: Definition) -> None:
+        update_wrapper(self, definition.function)
+        self._app = app
+        self._call: Call[P, R] = Call(app, definition, _Choice())
+        self.definition = definition
+        # For the process that runs it: there the task's name leads to this object.
+        self.function = definition.function
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+        value: C = self.function(*args, **kwargs)
+        return value
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Store a job that calls the task with these arguments; it is durable when this returns."""
+        return await self._call.enqueue(*args, **kwargs)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """The same for callers without an event loop: Flask, Django, scripts."""
+        return self._call.enqueue_sync(*args, **kwargs)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """A job for `app.enqueue_many`; nothing is stored yet."""
+        return self._call.job(*args, **kwargs)
+
+    def using(
+        self,
+        *,
+        delay: Span | None = None,
+        at: datetime | None = None,
+        queue: str | None = None,
+        priority: PriorityName | None = None,
+        id: str | None = None,
+        retries: int | None = None,
+        timeout: Span | None = None,
+    ) -> Call[P, R]:
+        """Choose for one job: when it is due, where it goes, how often it is tried.
+
+        `delay` is "30m", seconds or a timedelta, `at` an aware datetime; a time that has passed
+        means now. `id` is the idempotency key: while a job of that id is kept, enqueueing another
+        stores nothing and gives a handle to the first.
+        """
+        if delay is not None and at is not None:
+            raise BadTime("give delay= or at=, not both")
+        if retries is not None and (not isinstance(retries, int) or retries < 0):
+            raise BadConfig(f"retries={retries!r}: a number of retries is 0 or more")
+        choice = _Choice(
+            delay_ms=None if delay is None else span_ms(delay),
+            due_ms=None if at is None else self._app._not_absurd(due_ms(at), at),
+            queue=None if queue is None else checked_name("queue", queue),
+            priority=None if priority is None else priority_of(priority),
+            id=None if id is None else _checked_id(id),
+            retries=retries,
+            timeout_ms=None if timeout is None else _checked_timeout(timeout),
+        )
+        return Call(self._app, self.definition, choice)
+
+
+class Decorator(Protocol):
+    """What `@app.task(…)` gives: it keeps the parameters and the result of the function."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+
+
+class App:
+    """Tasks, and the store that keeps their jobs.
+
+    The store is opened on first use, once per event loop; `async with app:` opens and closes it
+    explicitly.
+    """
+
+    def __init__(
+        self,
+        store: str | Store | None = None,
+        *,
+        retention: Span = "7d",
+        dead_retention: Span = "90d",
+        payload_limit: int = MIB,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock: Clock = clock or SystemClock()
+        if store is None or isinstance(store, str):
+            self.url = store or os.environ.get("TICKWHEEL_STORE") or DEFAULT_STORE
+            self._store = open_store(self.url, clock=self._clock)
+        else:
+            self.url, self._store = "", store
+        self.tasks = Tasks()
+        self.retention_ms = span_ms(retention)
+        self.dead_retention_ms = span_ms(dead_retention)
+        self.payload_limit = payload_limit
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client]
+        self._clients = weakref.WeakKeyDictionary()
+        self._bridge = _Bridge()
+        self._pid = os.getpid()
+        self.sync = SyncApp(self)
+
+    # --- Tasks
+
+    @overload
+    def task(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: PriorityName = "normal",
+        retries: int | RetryPolicy = 5,
+        timeout: Span | None = "1h",
+        pool: Pool | None = None,
+    ) -> Decorator: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: PriorityName = "normal",
+        retries: int | RetryPolicy = 5,
+        timeout: Span | None = "1h",
+        pool: Pool | None = None,
+    ) -> Any:
+        """Register a function as a task; it stays callable as before.
+
+        An `async def` runs on the worker's event loop, a plain `def` in a thread, or with
+        `pool="process"` in a child process. `timeout=None` lets a run take as long as it likes.
+        """
+
+        def decorate(function: Callable[..., Any]) -> Task[..., Any, Any]:
+            definition = define(
+                function,
+                name=name,
+                queue=queue,
+                priority=priority,
+                policy=retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries=retries),
+                timeout_ms=None if timeout is None else _checked_timeout(timeout),
+                pool=pool,
+            )
+            self.tasks.register(definition)
+            return Task(self, definition)
+
+        return decorate if function is None else decorate(function)
+
+    # --- Jobs
+
+    async def enqueue_many(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
+        """Store many jobs, made with `task.job(…)`, in as few steps as the store can."""
+        client = await self._ready()
+        handles: list[JobHandle[Any]] = []
+        for start in range(0, len(jobs), CHUNK):
+            chunk = jobs[start : start + CHUNK]
+            added = await client.add_many(chunk)
+            handles += [
+                JobHandle(self, job.id, added=new, returns=self._returns(job))
+                for job, new in zip(chunk, added, strict=True)
+            ]
+        return handles
+
+    def _returns(self, job: Job) -> Any:
+        return self.tasks.get(job.task).returns
+
+    def job(self, id: str) -> JobHandle[Any]:
+        """A handle for a job whose id is known; nothing is looked up yet."""
+        return JobHandle(self, _checked_id(id))
+
+    async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
+        """Jobs that match, page by page."""
+        return await (await self._ready()).find(query, cursor=cursor, limit=limit)
+
+    async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
+        """Cancel jobs, and say of each what that achieved."""
+        return await (await self._ready()).cancel(ids)
+
+    async def rerun(self, ids: Sequence[str]) -> list[bool]:
+        """Put ended jobs back to run now; False where a job has not ended or is unknown."""
+        return await (await self._ready()).rerun(ids)
+
+    async def delete(self, ids: Sequence[str]) -> list[bool]:
+        """Forget ended jobs; False where a job has not ended or is unknown."""
+        return await (await self._ready()).delete(ids)
+
+    async def queues(self) -> list[QueueInfo]:
+        """Every queue with its counts."""
+        return await (await self._ready()).queues()
+
+    async def pause(self, queue: str) -> None:
+        """Stop handing out a queue's jobs; running ones go on, and jobs can still be added."""
+        await (await self._ready()).pause(checked_name("queue", queue), True)
+
+    async def resume(self, queue: str) -> None:
+        """Hand out a queue's jobs again."""
+        await (await self._ready()).pause(checked_name("queue", queue), False)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that were seen lately."""
+        return await (await self._ready()).workers()
+
+    # --- Work
+
+    @asynccontextmanager
+    async def worker(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 100,
+        lease: Span = "15s",
+        grace: Span = "30s",
+        guarded: bool = True,
+    ) -> AsyncIterator[Worker]:
+        """Run jobs in this program for as long as the block lasts; then stop gracefully.
+
+        Serves the queues that the app's tasks go to, or those given. Should the worker fail, the
+        block is cancelled and the failure is raised.
+        """
+        if concurrency < 1:
+            raise BadConfig(f"concurrency={concurrency}: a worker runs at least 1 job at a time")
+        lease_ms = span_ms(lease)
+        if lease_ms < 500:
+            raise BadConfig(f"lease={lease!r}: below 500ms a short pause would lose jobs")
+        options = WorkerOptions(
+            queues=[checked_name("queue", queue) for queue in queues or self.tasks.queues()],
+            concurrency=concurrency,
+            lease_ms=lease_ms,
+            grace_ms=span_ms(grace),
+            retention_ms=self.retention_ms,
+            dead_retention_ms=self.dead_retention_ms,
+            result_limit=self.payload_limit,
+        )
+        client = await self._ready()
+        worker = Worker(
+            client.store, self.tasks, client.clock, self._clock, options, guarded=guarded
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.run())
+            try:
+                yield worker
+            finally:
+                worker.stop()
+
+    # --- Life
+
+    async def __aenter__(self) -> Self:
+        await self._ready()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+
+    async def _ready(self) -> Client:
+        client = self._client()
+        await client.ready()
+        return client
+
+    def _client(self) -> Client:
+        """The client of the running event loop; each loop has its own handle on the store."""
+        if self._pid != os.getpid():
+            # Connections and threads don't survive a fork.
+            self._clients = weakref.WeakKeyDictionary()
+            self._bridge = _Bridge()
+            self._pid = os.getpid()
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            for other in [each for each in self._clients if each.is_closed()]:
+                del self._clients[other]
+            client = self._clients[loop] = Client(self._store.twin(), self._clock)
+        return client
+
+    def _now_ms(self) -> int:
+        """The store's time as far as it is known here; without an open store, our own."""
+        try:
+            client = self._clients.get(asyncio.get_running_loop())
+        except RuntimeError:
+            client = None
+        return client.clock.now_ms() if client else int(self._clock.now() * 1000)
+
+    def _payload(
+        self, definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
+        return definition.arguments.encode(args, kwargs, limit=self.payload_limit)
+
+    def _not_absurd(self, due: int, at: datetime) -> int:
+        if due > self._now_ms() + FARTHEST_MS:
+            raise BadTime(f"at={at.isoformat()} is more than 10 years away")
+        return due
+
+
+class SyncApp:
+    """The app for callers without an event loop; `app.sync`. Each call waits for its answer."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def enqueue_many(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
+        return self._call(self._app.enqueue_many(jobs))
+
+    def info(self, job: JobHandle[Any]) -> JobInfo:
+        return self._call(job.info())
+
+    def result(self, job: JobHandle[R], timeout: Span | None = None) -> R:
+        return self._call(job.result(timeout))
+
+    def cancel(self, job: JobHandle[Any]) -> Cancelled:
+        return self._call(job.cancel())
+
+    def rerun(self, ids: Sequence[str]) -> list[bool]:
+        return self._call(self._app.rerun(ids))
+
+    def queues(self) -> list[QueueInfo]:
+        return self._call(self._app.queues())
+
+    def pause(self, queue: str) -> None:
+        self._call(self._app.pause(queue))
+
+    def resume(self, queue: str) -> None:
+        self._call(self._app.resume(queue))
+
+    def close(self) -> None:
+        """Close the store that the calls above opened. It opens again when needed."""
+        self._call(self._app.__aexit__())
+
+    def _call(self, work: Coroutine[Any, Any, R]) -> R:
+        return self._app._bridge.call(work)
+
+
+class _Bridge:
+    """An event loop in a thread of its own, started when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def call(self, work: Coroutine[Any, Any, R]) -> R:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="tickwheel-sync", daemon=True
+                ).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _checked_id(id: str) -> str:
+    if not isinstance(id, str) or not 0 < len(id) <= ID_LIMIT or not id.isprintable():
+        raise BadArguments(f"id={id!r}: an id is 1 to {ID_LIMIT} printable characters")
+    return id
+
+
+def _checked_timeout(timeout: Span) -> int:
+    ms = span_ms(timeout)
+    if ms == 0:
+        raise BadConfig("timeout=0 leaves no time to run; write timeout=None for no limit")
+    return ms
+

@@ -1,0 +1,80 @@
+"""Natural batching: while one flush is under way, calls gather, and the next flush takes them all.
+
+An idle caller waits for nothing. Under load hundreds of calls become one transaction, one fsync,
+one round trip, without any timer or size to tune.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Batcher(Generic[Item, Answer]):
+    """Turns calls for one item into calls for many.
+
+    `flush` gets at most `limit` items and answers for each, in order; what it raises reaches every
+    caller of that batch. At most `room` calls gather: `send` waits beyond that.
+    """
+
+    def __init__(
+        self,
+        flush: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+        *,
+        limit: int = 1000,
+        room: int = 20_000,
+    ) -> None:
+        self._flush = flush
+        self._limit = limit
+        self._room = room
+        self._gathered: list[tuple[Item, asyncio.Future[Answer]]] = []
+        self._flushing: asyncio.Task[None] | None = None
+        self._flushed = asyncio.Event()
+
+    async def send(self, item: Item) -> Answer:
+        """Hand over one item and wait for its answer."""
+        while len(self._gathered) >= self._room:
+            self._flushed.clear()
+            await self._flushed.wait()
+        return await self.submit(item)
+
+    def submit(self, item: Item) -> asyncio.Future[Answer]:
+        """Hand over one item without waiting, for callers that bound their number themselves."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._gathered.append((item, answer))
+        if self._flushing is None:
+            self._flushing = loop.create_task(self._run())
+        return answer
+
+    async def drained(self) -> None:
+        """Wait until everything that was handed over has its answer."""
+        while self._flushing is not None:
+            await asyncio.wait([self._flushing])
+
+    async def _run(self) -> None:
+        try:
+            while self._gathered:
+                batch = self._gathered[: self._limit]
+                del self._gathered[: self._limit]
+                await self._answer(batch)
+                self._flushed.set()
+        finally:
+            self._flushing = None
+
+    async def _answer(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._flush([item for item, _ in batch])
+        except Exception as error:
+            for _, waiting in batch:
+                if not waiting.done():
+                    waiting.set_exception(error)
+            return
+        for (_, waiting), answer in zip(batch, answers, strict=True):
+            # A caller that gave up waiting has cancelled its future.
+            if not waiting.done():
+                waiting.set_result(answer)

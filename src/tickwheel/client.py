@@ -1,0 +1,101 @@
+"""The client: what programs and operators ask of a store, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tickwheel.batch import Batcher
+from tickwheel.clock import Clock, StoreClock
+from tickwheel.errors import JobCancelled, JobFailed, JobUnknown, ResultError, ResultTimeout
+from tickwheel.job import Cancelled, Job, State
+from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo
+
+# The store's clock is asked again when the last answer is this old.
+MEASURE_S = 60.0
+# A caller that waits for a result looks again after a third of the time it has waited so far, so
+# it learns of the end late by a third at most, and a long wait costs few looks.
+LOOK_FIRST_S, LOOK_LONGEST_S, LOOK_GROWTH = 0.002, 0.5, 1.33
+
+
+class Client:
+    """Opens its store on first use. Belongs to the event loop that it was made on."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = StoreClock(clock)
+        self._adding: Batcher[Job, bool] = Batcher(store.add)
+        self._opening = asyncio.Lock()
+        self._open = False
+
+    async def open(self) -> None:
+        async with self._opening:
+            if not self._open:
+                await self.store.open()
+                await self.clock.measure(self.store.time)
+                self._open = True
+
+    async def close(self) -> None:
+        await self._adding.drained()
+        self._open = False
+        await self.store.close()
+
+    async def ready(self) -> None:
+        """Open if need be, with a fresh idea of the store's clock."""
+        if not self._open:
+            await self.open()
+        elif self.clock.stale(MEASURE_S):
+            await self.clock.measure(self.store.time)
+
+    async def add(self, job: Job) -> bool:
+        """Add one job, together with whatever else is being added; False where its id is taken."""
+        return await self._adding.send(job)
+
+    async def add_many(self, jobs: Sequence[Job]) -> list[bool]:
+        return await self.store.add(jobs)
+
+    async def get(self, id: str) -> Job:
+        [job] = await self.store.get([id])
+        if job is None:
+            raise JobUnknown(f"no job has the id {id!r}: it never had, or it was pruned")
+        return job
+
+    async def ended(self, id: str, timeout_s: float | None) -> Job:
+        """The job, once it is done; an error that says how else it ended, or that it has not."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        pause_s = LOOK_FIRST_S
+        while not (job := await self.get(id)).state.ended:
+            left = float("inf") if deadline is None else deadline - loop.time()
+            if left <= 0:
+                raise ResultTimeout(f"job {id} is still {job.state} after {timeout_s:g} s")
+            await asyncio.sleep(min(pause_s, left))
+            pause_s = min(pause_s * LOOK_GROWTH, LOOK_LONGEST_S)
+        if job.state is State.DEAD:
+            raise JobFailed(f"job {id} is dead: {job.error}")
+        if job.state is State.CANCELLED:
+            raise JobCancelled(f"job {id} was cancelled")
+        if job.error is not None:
+            raise ResultError(f"job {id} is done, but {job.error}")
+        return job
+
+    async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
+        return await self.store.cancel(ids, now_ms=self.clock.now_ms())
+
+    async def rerun(self, ids: Sequence[str]) -> list[bool]:
+        return await self.store.rerun(ids, now_ms=self.clock.now_ms())
+
+    async def delete(self, ids: Sequence[str]) -> list[bool]:
+        return await self.store.delete(ids)
+
+    async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
+        return await self.store.find(query, cursor=cursor, limit=limit)
+
+    async def queues(self) -> list[QueueInfo]:
+        return await self.store.queues()
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        await self.store.pause(queue, paused)
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self.store.workers(now_ms=self.clock.now_ms())

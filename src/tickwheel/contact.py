@@ -1,0 +1,60 @@
+"""Keeps asking a store that is away, and says so once when it goes and once when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tickwheel.clock import StoreClock
+from tickwheel.errors import StoreUnavailable
+from tickwheel.span import span_text
+
+T = TypeVar("T")
+
+log = logging.getLogger("tickwheel")
+
+FIRST_S, LONGEST_S = 0.05, 2.0
+
+
+class Contact:
+    """One node's contact with its store, shared by all its loops."""
+
+    def __init__(self, clock: StoreClock) -> None:
+        self._clock = clock
+        self._away_since_ms: int | None = None
+
+    async def insist(
+        self, step: Callable[[], Awaitable[T]], *, while_: Callable[[], bool]
+    ) -> T | None:
+        """Take a step, again and again while the store is away; None where `while_` ended first.
+
+        Repeating is safe: that is what the store promises of every step.
+        """
+        pause_s = FIRST_S
+        while True:
+            try:
+                answer = await step()
+            except StoreUnavailable as error:
+                self._lost(error)
+            else:
+                self._found()
+                return answer
+            if not while_():
+                return None
+            # Many nodes lose the same store: they should not all come back in one moment.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, LONGEST_S)
+
+    def _lost(self, error: StoreUnavailable) -> None:
+        if self._away_since_ms is None:
+            self._away_since_ms = self._clock.now_ms()
+            log.warning("the store is away, trying on: %s", error)
+
+    def _found(self) -> None:
+        if self._away_since_ms is not None:
+            away = span_text(self._clock.now_ms() - self._away_since_ms)
+            log.warning("the store is back after %s", away)
+            self._away_since_ms = None

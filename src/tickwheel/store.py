@@ -1,0 +1,240 @@
+"""The seam: what the engine needs of a durable store, and how one is opened by URL.
+
+Each method is one atomic step in a job's life and takes many jobs at once. A store knows no retry
+policy, no worker loop and no HTTP. `tests/contract/` checks every sentence below on every store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tickwheel.clock import Clock, SystemClock
+from tickwheel.errors import BadConfig
+from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.schedule import Schedule
+from tickwheel.throttle import Rate
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs `find` looks for; None matches all."""
+
+    state: State | None = None
+    queue: str | None = None
+    task: str | None = None
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the jobs that were looked for, and where to go on; no cursor means no more."""
+
+    jobs: list[Job]
+    cursor: str | None = None
+
+
+class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue: how many jobs stand in each state, and whether it hands them out."""
+
+    name: str
+    paused: bool = False
+    waiting: int = 0
+    running: int = 0
+    done: int = 0
+    dead: int = 0
+    cancelled: int = 0
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker, as it last described itself."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    queues: tuple[str, ...]
+    concurrency: int
+    started_ms: int
+    seen_ms: int
+    # A worker not seen for this long is gone.
+    gone_after_ms: int
+    held: int = 0
+    running: int = 0
+    # How far the node's clock is behind the store's.
+    offset_ms: float = 0
+
+
+class Durability(msgspec.Struct, frozen=True, kw_only=True):
+    """What an acknowledged add survives right now, read from the live store."""
+
+    # A killed process; a machine that loses power; the loss of a whole machine or disk.
+    process_crash: bool
+    power_loss: bool
+    machine_loss: bool
+    summary: str
+    # What to change for more, where something is weak.
+    fixes: tuple[str, ...] = ()
+
+
+class Store(Protocol):
+    """Durable truth about jobs and schedules.
+
+    Each method happens whole or not at all, and repeating it after a lost reply changes nothing
+    more. Answers come in the order of the question. Any method may raise StoreUnavailable, after
+    which it is unknown whether the step happened; no other exception is expected.
+
+    `now_ms` is the caller's estimate of the store's own clock. A store whose server keeps the time
+    itself may use that instead. One store object serves one event loop: see `twin`.
+    """
+
+    # How long before they are due jobs are handed out.
+    ahead_ms: int
+
+    # --- Life
+
+    async def open(self) -> None:
+        """Connect; create or migrate what is missing. Refuses a schema newer than this release."""
+
+    async def close(self) -> None:
+        """Let go of everything. Closing twice, or before opening, does nothing."""
+
+    def twin(self) -> Store:
+        """Another handle on the same jobs, not yet open, for another event loop or thread."""
+
+    async def time(self) -> float:
+        """The store's clock, in milliseconds since the epoch."""
+
+    # --- Jobs
+
+    async def add(self, jobs: Sequence[Job]) -> list[bool]:
+        """Add each job unless its id is taken; say which were added.
+
+        An id stays taken until its job is pruned or deleted. After a lost reply False may mean
+        "by you, a moment ago".
+        """
+
+    async def claim(
+        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+    ) -> list[Job]:
+        """Hand up to `limit` jobs of these queues to `worker`, for `lease_ms`.
+
+        A job can be claimed when its queue is not paused and
+        - it is WAITING and due by `now_ms + ahead_ms`, or
+        - it is RUNNING and its lease has run out: a takeover. If it was asked to stop, it is
+          CANCELLED instead of handed out.
+        Higher priority first, then in the order in which they could be claimed. Each comes back
+        RUNNING, with `attempt` one higher than ever before and a fence of its own.
+        """
+
+    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
+        """Return when a claim may find work in these queues, at the latest at `until_ms`.
+
+        A hint: it may come early or late, so it is never the only way that work is found.
+        """
+
+    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        """The ids of jobs in the hand of `worker` that were asked to stop.
+
+        Answers as soon as there is one, or with none at `until_ms`. A hint like `wait`: `extend`
+        tells the same, later.
+        """
+
+    async def extend(
+        self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int
+    ) -> list[Job | None]:
+        """Move the leases of jobs in hand to `now_ms + lease_ms`.
+
+        Answers with the job as it stands, with its new fence and whether it was asked to stop;
+        None where it is no longer ours: taken over, ended, or its lease had run out.
+        """
+
+    async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
+        """Write how attempts ended. What a settlement makes of a job is `job.settled`.
+
+        False where the attempt is no longer the holder's: another attempt or a cancel came first,
+        or the lease had run out. A repeat of a settlement that was taken answers True again.
+        """
+
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
+        """End jobs that are WAITING, ask the holders of those that are RUNNING to stop."""
+
+    async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
+        """Put ended jobs back to run now; False where a job has not ended or is unknown."""
+
+    async def delete(self, ids: Sequence[str]) -> list[bool]:
+        """Forget ended jobs at once; False where a job has not ended or is unknown."""
+
+    async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
+        """Forget up to `limit` jobs that ended in one of these states before `before_ms`.
+
+        Says how many; fewer than `limit` means that no more are left. May keep a little more
+        than asked.
+        """
+
+    # --- Schedules
+
+    async def put_schedule(self, schedule: Schedule) -> Schedule:
+        """Add the schedule, or replace the one of its name; answers with its new fence."""
+
+    async def delete_schedule(self, name: str) -> bool:
+        """Forget a schedule; False where there was none."""
+
+    async def schedules(self) -> list[Schedule]:
+        """All schedules, by name."""
+
+    async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
+        """Add the jobs of one tick and move the schedule on to `next_ms`, both or neither.
+
+        False where the schedule was changed, fired or deleted since it was read: nothing is added
+        then. Jobs whose id is taken are left out, as in `add`.
+        """
+
+    # --- Looking and operating
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        """Jobs by id; None where unknown."""
+
+    async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
+        """Some jobs that match, in the store's own order, from where `cursor` left off.
+
+        A page may hold fewer than `limit` although more follow: only a page without a cursor is
+        the last. Jobs that change state while paging may be missed or seen twice.
+        """
+
+    async def queues(self) -> list[QueueInfo]:
+        """Every queue that holds jobs or is paused, by name. Counts are exact and cost O(1)."""
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        """Stop, or go on, handing out jobs of a queue. They become due all the same."""
+
+    async def beat(self, worker: WorkerInfo) -> None:
+        """Note that a worker lives. `gone_after_ms=0` strikes it off."""
+
+    async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
+        """The workers that were seen lately, by name."""
+
+    async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
+        """Take one token from the bucket `key`, shared by all nodes: 0, or the milliseconds to wait
+        before asking again (nothing is taken then)."""
+
+    async def durability(self) -> Durability:
+        """What an acknowledged add survives, read from the live store."""
+
+
+def open_store(url: str, *, clock: Clock | None = None) -> Store:
+    """A store for this URL, not yet open. Its driver is imported here and only if needed."""
+    clock = clock or SystemClock()
+    scheme = urlsplit(url).scheme if "://" in url else ""
+    if scheme == "memory":
+        from tickwheel.stores.memory import MemoryStore
+
+        return MemoryStore(clock=clock)
+    if scheme == "sqlite":
+        from tickwheel.stores.sqlite import SqliteStore
+
+        return SqliteStore.from_url(url, clock=clock)
+    raise BadConfig(
+        f"no store for {url!r}: a store URL is sqlite:///jobs.db (a file in this folder), "
+        "sqlite:////var/lib/jobs.db (an absolute path) or memory://"
+    )

@@ -1,0 +1,399 @@
+"""`memory://`: jobs in a dict, found by the wheel. For tests, for throw-away work, and as the
+plainest statement of the contract.
+
+One lock makes every step atomic, so handles may be used from several threads and event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tickwheel import job as life
+from tickwheel.clock import Clock, SystemClock
+from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.schedule import Schedule
+from tickwheel.store import Durability, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.throttle import Rate, admit
+from tickwheel.wheel import TimingWheel
+
+_Entry = tuple[int, int, str]
+
+
+class MemoryStore:
+    """Keeps the contract for as long as the process lives."""
+
+    def __init__(self, *, clock: Clock | None = None, ahead_ms: int = 1000) -> None:
+        self.ahead_ms = ahead_ms
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        # When each job next matters: its due time while waiting, its lease's end while running.
+        self._due: TimingWheel[str] = TimingWheel()
+        self._leases: TimingWheel[str] = TimingWheel()
+        # What has become claimable, by queue: (-priority, order, id). An entry is live while
+        # `_place` still has its order; any change of the job makes it stale.
+        self._ready: dict[str, list[_Entry]] = {}
+        self._place: dict[str, int] = {}
+        self._order = itertools.count()
+        self._paused: set[str] = set()
+        self._counts: dict[str, Counter[State]] = {}
+        self._schedules: dict[str, Schedule] = {}
+        self._workers: dict[str, WorkerInfo] = {}
+        self._buckets: dict[str, int] = {}
+        self._waiters: set[Callable[[], object]] = set()
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def twin(self) -> MemoryStore:
+        return self
+
+    async def time(self) -> float:
+        return self._clock.now() * 1000
+
+    # --- Jobs
+
+    async def add(self, jobs: Sequence[Job]) -> list[bool]:
+        with self._lock:
+            added = [self._add(job) for job in jobs]
+            self._wake()
+        return added
+
+    def _add(self, job: Job) -> bool:
+        if job.id in self._jobs:
+            return False
+        self._put(job)
+        return True
+
+    async def claim(
+        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+    ) -> list[Job]:
+        with self._lock:
+            self._collect(now_ms)
+            jobs = [self._jobs[id] for id in self._take(queues, limit, now_ms)]
+            taken = [
+                life.claimed(job, worker=worker, now_ms=now_ms, lease_ms=lease_ms) for job in jobs
+            ]
+            taken = [msgspec.structs.replace(job, fence=job.attempt) for job in taken]
+            for job in taken:
+                self._put(job)
+        return taken
+
+    def _collect(self, now_ms: int) -> None:
+        """Move what has become claimable from the wheels to the ready heaps."""
+        for id in self._leases.advance(now_ms):
+            job = self._jobs[id]
+            if job.asked:
+                self._put(life.cancelled(job, now_ms=now_ms))
+            else:
+                self._make_ready(job)
+        for id in self._due.advance(now_ms + self.ahead_ms):
+            self._make_ready(self._jobs[id])
+
+    def _make_ready(self, job: Job) -> None:
+        order = self._place[job.id] = next(self._order)
+        heapq.heappush(self._ready.setdefault(job.queue, []), (-job.priority, order, job.id))
+
+    def _take(self, queues: Sequence[str], limit: int, now_ms: int) -> list[str]:
+        """The ids to hand out, best first."""
+        heaps = [self._ready[queue] for queue in self._open(queues)]
+        taken: list[str] = []
+        too_soon: list[tuple[list[_Entry], _Entry]] = []
+        while len(taken) < limit and (heap := min(filter(None, heaps), default=None)):
+            entry = heapq.heappop(heap)
+            if not self._live(entry):
+                continue
+            # The clock of this caller may be behind that of the one who made the entry.
+            if self._claimable_ms(entry) > now_ms:
+                too_soon.append((heap, entry))
+            else:
+                taken.append(entry[2])
+        for heap, entry in too_soon:
+            heapq.heappush(heap, entry)
+        return taken
+
+    def _open(self, queues: Sequence[str]) -> list[str]:
+        return [q for q in dict.fromkeys(queues) if q in self._ready and q not in self._paused]
+
+    def _live(self, entry: _Entry) -> bool:
+        return self._place.get(entry[2]) == entry[1]
+
+    def _claimable_ms(self, entry: _Entry) -> int:
+        job = self._jobs[entry[2]]
+        return job.lease_until_ms or job.due_ms - self.ahead_ms
+
+    async def extend(
+        self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int
+    ) -> list[Job | None]:
+        with self._lock:
+            return [self._extend(job, now_ms, lease_ms) for job in jobs]
+
+    def _extend(self, job: Job, now_ms: int, lease_ms: int) -> Job | None:
+        current = self._jobs.get(job.id)
+        if current is None or current.fence != job.fence or not life.held(current, now_ms=now_ms):
+            return None
+        longer = msgspec.structs.replace(current, lease_until_ms=now_ms + lease_ms)
+        self._put(longer)
+        return longer
+
+    async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
+        with self._lock:
+            answers = [self._settle(settlement, now_ms) for settlement in settlements]
+            self._wake()
+        return answers
+
+    def _settle(self, settlement: Settlement, now_ms: int) -> bool:
+        job = settlement.job
+        current = self._jobs.get(job.id)
+        if current is None:
+            return False
+        if current.settled == job.attempt:
+            return True
+        if current.fence != job.fence or not life.held(current, now_ms=now_ms):
+            return False
+        self._put(life.settled(current, settlement))
+        return True
+
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
+        with self._lock:
+            answers = [self._cancel(id, now_ms) for id in ids]
+            self._wake()
+        return answers
+
+    def _cancel(self, id: str, now_ms: int) -> Cancelled:
+        job = self._jobs.get(id)
+        if job is None:
+            return Cancelled.UNKNOWN
+        if job.state.ended:
+            return Cancelled.TOO_LATE
+        if life.held(job, now_ms=now_ms):
+            self._put(msgspec.structs.replace(job, asked=True))
+            return Cancelled.ASKED
+        self._put(life.cancelled(job, now_ms=now_ms))
+        return Cancelled.CANCELLED
+
+    async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
+        with self._lock:
+            answers = [self._rerun(id, now_ms) for id in ids]
+            self._wake()
+        return answers
+
+    def _rerun(self, id: str, now_ms: int) -> bool:
+        job = self._jobs.get(id)
+        if job is None or not job.state.ended:
+            return False
+        self._put(life.rerun(job, now_ms=now_ms))
+        return True
+
+    async def delete(self, ids: Sequence[str]) -> list[bool]:
+        with self._lock:
+            return [self._delete(id) for id in ids]
+
+    def _delete(self, id: str) -> bool:
+        job = self._jobs.get(id)
+        if job is None or not job.state.ended:
+            return False
+        del self._jobs[id]
+        self._counts[job.queue][job.state] -= 1
+        return True
+
+    async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
+        with self._lock:
+            old = (
+                job.id
+                for job in self._jobs.values()
+                if job.state in states and job.ended_ms is not None and job.ended_ms < before_ms
+            )
+            ids = list(itertools.islice(old, limit))
+            return sum(self._delete(id) for id in ids)
+
+    def _put(self, job: Job) -> None:
+        """The one place where a job changes: keeps wheels and counts in step with it."""
+        before = self._jobs.get(job.id)
+        counts = self._counts.setdefault(job.queue, Counter())
+        if before is not None:
+            counts[before.state] -= 1
+            self._due.remove(job.id)
+            self._leases.remove(job.id)
+            self._place.pop(job.id, None)
+        counts[job.state] += 1
+        self._jobs[job.id] = job
+        if job.state is State.WAITING:
+            self._due.add(job.id, job.due_ms)
+        elif job.state is State.RUNNING:
+            assert job.lease_until_ms is not None
+            self._leases.add(job.id, job.lease_until_ms)
+
+    # --- Waiting
+
+    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
+        waiter = _Waiter()
+        with self._lock:
+            next_ms = self._next_ms(queues, now_ms)
+            self._waiters.add(waiter.wake)
+        try:
+            await waiter.until((until_ms if next_ms is None else min(next_ms, until_ms)) - now_ms)
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter.wake)
+
+    def _next_ms(self, queues: Sequence[str], now_ms: int) -> int | None:
+        self._collect(now_ms)
+        moments = []
+        for heap in (self._ready[queue] for queue in self._open(queues)):
+            while heap and not self._live(heap[0]):
+                heapq.heappop(heap)
+            if heap:
+                moments.append(self._claimable_ms(heap[0]))
+        due, lease = self._due.next_ms(), self._leases.next_ms()
+        moments += [due - self.ahead_ms] if due is not None else []
+        moments += [lease] if lease is not None else []
+        return min(moments, default=None)
+
+    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        waiter = _Waiter()
+        with self._lock:
+            if ids := self._asked_of(worker):
+                return ids
+            self._waiters.add(waiter.wake)
+        try:
+            await waiter.until(until_ms - now_ms)
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter.wake)
+                ids = self._asked_of(worker)
+        return ids
+
+    def _asked_of(self, worker: str) -> list[str]:
+        return [
+            job.id
+            for job in self._jobs.values()
+            if job.asked and job.worker == worker and job.state is State.RUNNING
+        ]
+
+    def _wake(self) -> None:
+        for wake in self._waiters:
+            wake()
+
+    # --- Schedules
+
+    async def put_schedule(self, schedule: Schedule) -> Schedule:
+        with self._lock:
+            stored = msgspec.structs.replace(schedule, fence=next(self._order) + 1)
+            self._schedules[schedule.name] = stored
+            self._wake()
+        return stored
+
+    async def delete_schedule(self, name: str) -> bool:
+        with self._lock:
+            return self._schedules.pop(name, None) is not None
+
+    async def schedules(self) -> list[Schedule]:
+        with self._lock:
+            return [self._schedules[name] for name in sorted(self._schedules)]
+
+    async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
+        with self._lock:
+            current = self._schedules.get(schedule.name)
+            if current is None or current.fence != schedule.fence:
+                return False
+            for job in jobs:
+                self._add(job)
+            self._schedules[schedule.name] = msgspec.structs.replace(
+                current, next_ms=next_ms, fence=next(self._order) + 1
+            )
+            self._wake()
+        return True
+
+    # --- Looking and operating
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        with self._lock:
+            return [self._jobs.get(id) for id in ids]
+
+    async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
+        """Sorts all jobs for each page: fit for tests, where jobs are few."""
+        with self._lock:
+            matching = [
+                id for id in sorted(self._jobs) if id > (cursor or "") and self._matches(id, query)
+            ]
+            jobs = [self._jobs[id] for id in matching[:limit]]
+        return Page(jobs=jobs, cursor=jobs[-1].id if len(matching) > limit else None)
+
+    def _matches(self, id: str, query: Query) -> bool:
+        job = self._jobs[id]
+        return (
+            (query.state is None or job.state is query.state)
+            and (query.queue is None or job.queue == query.queue)
+            and (query.task is None or job.task == query.task)
+        )
+
+    async def queues(self) -> list[QueueInfo]:
+        with self._lock:
+            return [
+                QueueInfo(
+                    name=name,
+                    paused=name in self._paused,
+                    **{state.value: self._counts.get(name, Counter())[state] for state in State},
+                )
+                for name in sorted(self._paused | {q for q, n in self._counts.items() if n.total()})
+            ]
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        with self._lock:
+            (self._paused.add if paused else self._paused.discard)(queue)
+            self._wake()
+
+    async def beat(self, worker: WorkerInfo) -> None:
+        with self._lock:
+            if worker.gone_after_ms:
+                self._workers[worker.name] = worker
+            else:
+                self._workers.pop(worker.name, None)
+
+    async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
+        with self._lock:
+            alive = (w for w in self._workers.values() if w.seen_ms + w.gone_after_ms > now_ms)
+            return sorted(alive, key=lambda worker: worker.name)
+
+    async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
+        with self._lock:
+            self._buckets[key], wait_ms = admit(self._buckets.get(key), rate, now_ms)
+        return wait_ms
+
+    async def durability(self) -> Durability:
+        return Durability(
+            process_crash=False,
+            power_loss=False,
+            machine_loss=False,
+            summary="jobs live in this process alone and end with it",
+            fixes=("use sqlite:///jobs.db to keep jobs on disk",),
+        )
+
+
+class _Waiter:
+    """Lets one event loop wait for news from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    async def until(self, ms: int) -> None:
+        try:
+            async with asyncio.timeout(max(ms, 0) / 1000):
+                await self._news.wait()
+        except TimeoutError:
+            pass

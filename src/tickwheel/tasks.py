@@ -1,0 +1,287 @@
+"""Tasks: functions under a name, and how their arguments and results travel as JSON.
+
+A payload is a JSON object of arguments by parameter name, so that it can be read in a store and
+survives a reordering of parameters. It is checked against the function's annotations when a job is
+made and again when it is run. Nothing is ever pickled into a store or imported from one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from tickwheel.errors import BadArguments, BadConfig, UnknownTask
+from tickwheel.job import Priority
+from tickwheel.retry import RetryPolicy
+
+Pool = Literal["async", "thread", "process"]
+PriorityName = Literal["low", "normal", "high", "urgent"]
+
+MIB = 1024 * 1024
+NAME_LIMIT = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What a worker needs to know of a task."""
+
+    name: str
+    function: Callable[..., Any]
+    pool: Pool
+    queue: str
+    priority: Priority
+    policy: RetryPolicy
+    # None: no limit.
+    timeout_ms: int | None
+    arguments: Arguments
+    # What the function says it returns; Any where it says nothing.
+    returns: Any
+
+
+class Tasks:
+    """The registry: name to definition."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Definition] = {}
+
+    def register(self, definition: Definition) -> None:
+        other = self._by_name.get(definition.name)
+        if other is not None:
+            raise BadConfig(
+                f"two tasks are named {definition.name!r}: {_place(other.function)} and "
+                f"{_place(definition.function)}; give one of them @app.task(name=…)"
+            )
+        self._by_name[definition.name] = definition
+
+    def get(self, name: str) -> Definition:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownTask(f"no task is named {name!r} here; there are: {known}") from None
+
+    def all(self) -> list[Definition]:
+        return list(self._by_name.values())
+
+    def queues(self) -> list[str]:
+        """Every queue that some task goes to by default."""
+        return sorted({definition.queue for definition in self._by_name.values()} | {"default"})
+
+
+def define(
+    function: Callable[..., Any],
+    *,
+    name: str | None,
+    queue: str,
+    priority: PriorityName,
+    policy: RetryPolicy,
+    timeout_ms: int | None,
+    pool: Pool | None,
+) -> Definition:
+    """Check what the decorator was given, and make a definition of it."""
+    if not callable(function):
+        raise BadConfig(f"@app.task goes on a function, not on {function!r}")
+    name = checked_name("task", name or getattr(function, "__name__", ""))
+    is_async = inspect.iscoroutinefunction(function)
+    pool = pool or ("async" if is_async else "thread")
+    if is_async != (pool == "async"):
+        kind = "an async function runs on the event loop" if is_async else "a plain function can't"
+        raise BadConfig(f"task {name!r}: pool={pool!r} doesn't fit, {kind}")
+    if pool == "process" and "<locals>" in function.__qualname__:
+        raise BadConfig(
+            f"task {name!r} runs in another process, which has to import it: "
+            "move it out of the function that defines it, to the top of its module"
+        )
+    arguments = Arguments(name, function)
+    return Definition(
+        name=name,
+        function=function,
+        pool=pool,
+        queue=checked_name("queue", queue),
+        priority=priority_of(priority),
+        policy=policy,
+        timeout_ms=timeout_ms,
+        arguments=arguments,
+        returns=arguments.hints.get("return", Any),
+    )
+
+
+def checked_name(what: str, name: str) -> str:
+    """A name that every store, URL and metric can carry."""
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT:
+        raise BadConfig(f"a {what} name has 1 to {NAME_LIMIT} characters; this is {name!r}")
+    if not all(c.isascii() and (c.isalnum() or c in "_.:-") for c in name):
+        raise BadConfig(f"a {what} name is made of letters, digits and _ . : -; this is {name!r}")
+    return name
+
+
+def priority_of(name: str) -> Priority:
+    try:
+        return Priority[name.upper()]
+    except (KeyError, AttributeError):
+        raise BadConfig(
+            f"priority={name!r}: a priority is one of {', '.join(p.name.lower() for p in Priority)}"
+        ) from None
+
+
+class Arguments:
+    """The parameters of one function as a JSON object, both ways.
+
+    The work is done by a msgspec struct with a field per parameter: making one binds arguments as
+    a call would, encoding one writes the payload, decoding one checks every type.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        self._signature = inspect.signature(function)
+        self.hints = _hints(function)
+        parameters = list(self._signature.parameters.values())
+        self._positional = [p.name for p in parameters if p.kind in _BY_POSITION]
+        self._by_keyword = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._named_rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        # With only ordinary parameters the struct binds by itself, in C.
+        self._plain = len(self._positional) == len(parameters)
+        try:
+            self._struct = msgspec.defstruct(
+                name.replace(".", "_"),
+                [self._field(parameter) for parameter in parameters],
+                kw_only=not self._plain,
+                forbid_unknown_fields=True,
+            )
+            self._decoder = msgspec.json.Decoder(self._struct)
+        except TypeError as error:
+            raise BadConfig(
+                f"task {name!r} has a parameter that JSON can't carry: {error}; use plain types, "
+                "dataclasses, datetime, UUID, Enum…, or pass an id and load the object in the task"
+            ) from None
+
+    def _field(self, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
+        kind = self.hints.get(parameter.name, Any)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            kind = list[kind]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            kind = dict[str, kind]
+        if parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
+            return parameter.name, kind, msgspec.NODEFAULT
+        # Left out of the payload, so that the default is the one the function has when it runs.
+        return parameter.name, kind | msgspec.UnsetType, msgspec.UNSET
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, limit: int) -> str:
+        """The payload for this call; BadArguments where the function would not take it."""
+        try:
+            bound = self._struct(*args, **kwargs) if self._plain else self._bind(args, kwargs)
+        except TypeError:
+            raise BadArguments(f"{self._name}(): {self._complaint(args, kwargs)}") from None
+        try:
+            payload = msgspec.json.encode(bound)
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise BadArguments(
+                f"{self._name}(): an argument can't be written as JSON ({error}); pass plain "
+                "values, or an id and load the object in the task"
+            ) from None
+        if len(payload) > limit:
+            raise BadArguments(
+                f"{self._name}(): the arguments take {len(payload):,} bytes as JSON, more than "
+                f"the limit of {limit:,}; store the data elsewhere and pass its id, or raise "
+                "App(payload_limit=…)"
+            )
+        self._check(payload)
+        return payload.decode()
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> msgspec.Struct:
+        return self._struct(**self._signature.bind(*args, **kwargs).arguments)
+
+    def _complaint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return str(error)
+        return "its arguments don't fit"
+
+    def _check(self, payload: bytes) -> None:
+        try:
+            self._decoder.decode(payload)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadArguments(f"{self._name}(): {_in_words(error)}") from None
+
+    def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
+        """The call that a payload stands for; BadArguments where the function has changed since."""
+        try:
+            bound = self._decoder.decode(payload)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadArguments(
+                f"{self._name}(): the stored arguments no longer fit the function: "
+                f"{_in_words(error)}"
+            ) from None
+        return self._call(bound)
+
+    def _call(self, bound: msgspec.Struct) -> tuple[list[Any], dict[str, Any]]:
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name in self._positional:
+            value = getattr(bound, name)
+            if value is msgspec.UNSET:
+                # From here on by keyword: what follows may be set although this one is not.
+                kwargs = self._set(bound, self._positional[len(args) :])
+                break
+            args.append(value)
+        kwargs |= self._set(bound, self._by_keyword)
+        for name, into in ((self._rest, args.extend), (self._named_rest, kwargs.update)):
+            if name is not None and getattr(bound, name) is not msgspec.UNSET:
+                into(getattr(bound, name))
+        return args, kwargs
+
+    @staticmethod
+    def _set(bound: msgspec.Struct, names: list[str]) -> dict[str, Any]:
+        values = {name: getattr(bound, name) for name in names}
+        return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        # Some name exists for type checkers alone; arguments are then checked by name and number.
+        return {}
+
+
+def _in_words(error: Exception) -> str:
+    """msgspec's messages name places as JSON paths: `$.order_id`; a reader wants `order_id`."""
+    return str(error).replace("at `$.", "at `").replace("field `", "argument `")
+
+
+def encode_result(value: Any, *, limit: int) -> tuple[str | None, str | None]:
+    """What a task returned as JSON text, or why it could not be kept."""
+    if value is None:
+        return None, None
+    try:
+        text = msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        return None, f"the result was not kept: JSON can't carry it ({error})"
+    if len(text) > limit:
+        return None, f"the result was not kept: {len(text):,} bytes, over the limit of {limit:,}"
+    return text.decode(), None
+
+
+def decode_result(text: str | None, returns: Any) -> Any:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=returns)
+    except (msgspec.MsgspecError, TypeError):
+        # The function's annotation is not what it returned; plain JSON is still an answer.
+        return msgspec.json.decode(text)
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

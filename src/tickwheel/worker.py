@@ -1,0 +1,482 @@
+"""The worker: claim what is due soon, start it on time, settle how it went.
+
+    claim ──► wheel ──due──► ready ──slot──► run ──► settle
+              (held, not due)   (by priority)
+
+Only this module moves jobs through the hand. Everything in it may be lost at any moment: the store
+has all of it, and the leases tell others when to take over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+
+from tickwheel.attempt import Runner, timeout_ms
+from tickwheel.batch import Batcher
+from tickwheel.clock import Clock, StoreClock
+from tickwheel.contact import Contact
+from tickwheel.errors import UnknownTask
+from tickwheel.hand import Hand, Held, Stop
+from tickwheel.job import Job, Outcome, Settlement, State, release
+from tickwheel.keeper import PARTS, Guard, Keeper
+from tickwheel.retry import RetryPolicy, decide
+from tickwheel.store import Store, WorkerInfo
+from tickwheel.tasks import Tasks
+from tickwheel.version import __version__
+from tickwheel.wheel import TimingWheel
+
+log = logging.getLogger("tickwheel")
+
+# A wait for work ends after this long at the latest, whatever the store forgot to say.
+IDLE_MS = 5_000
+# A job that is due but finds no slot for this long goes back, for a worker that has one.
+PATIENCE_MS = 1_000
+# An async task that ignores its cancellation for this long is left behind.
+STUBBORN_S = 5.0
+# The store's clock is asked again this often, and at once when ours was set.
+MEASURE_S = 30.0
+PRUNE_EVERY_S = 60.0
+PRUNE_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a worker works; every number has a unit in its name."""
+
+    queues: Sequence[str]
+    # Jobs that run at the same time.
+    concurrency: int = 100
+    # How long a claim holds without being extended: a dead worker's jobs are back after that.
+    lease_ms: int = 15_000
+    # How long running jobs may take to finish once the worker is asked to stop.
+    grace_ms: int = 30_000
+    # A job whose workers died this often is dead: it may well be what kills them.
+    takeovers: int = 5
+    # Child processes for tasks with pool="process".
+    processes: int = field(default_factory=lambda: os.cpu_count() or 1)
+    # Claimed jobs that wait in memory for their moment.
+    hold: int = 10_000
+    # How long ended jobs are kept.
+    retention_ms: int = 7 * 86_400_000
+    dead_retention_ms: int = 90 * 86_400_000
+    result_limit: int = 1024 * 1024
+
+
+class Worker:
+    """Runs jobs until it is told to stop."""
+
+    def __init__(
+        self,
+        store: Store,
+        tasks: Tasks,
+        clock: StoreClock,
+        own_clock: Clock,
+        options: WorkerOptions,
+        *,
+        guarded: bool = True,
+    ) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._store = store
+        self._tasks = tasks
+        self._clock = clock
+        self._own_clock = own_clock
+        self._options = options
+        self._guarded = guarded
+        self._loop = asyncio.get_running_loop()
+        self._hand = Hand()
+        self._deadlines: TimingWheel[Held] = TimingWheel()
+        self._contact = Contact(clock)
+        self._settling: Batcher[Settlement, bool] = Batcher(self._settle_all)
+        self._runner = Runner(
+            clock,
+            threads=options.concurrency,
+            processes=options.processes,
+            result_limit=options.result_limit,
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._stopping = asyncio.Event()
+        # Set when a slot or a place in hand has become free.
+        self._moved = asyncio.Event()
+        self._ended_since_claim = 0
+        self._started_ms = clock.now_ms()
+
+    # --- Life
+
+    def stop(self) -> None:
+        """Claim no more, let running jobs finish within the grace, hand the rest back."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until `stop` is called."""
+        chores: list[Callable[[], Awaitable[None]]] = [
+            self._keeper().run,
+            self._heed_cancels,
+            self._give_back_what_waits,
+            self._stay_known,
+            self._prune,
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(_forever(chore)) for chore in chores]
+                if self._guarded:
+                    with self._guard():
+                        await self._work_and_wind_up()
+                else:
+                    await self._work_and_wind_up()
+                for chore in running:
+                    chore.cancel()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._runner.close()
+
+    async def _work_and_wind_up(self) -> None:
+        while not self._stopping.is_set():
+            room = self._room()
+            claimed = await self._claim(room)
+            if claimed < room or not room:
+                await self._wait_for_work(room)
+        await self._wind_up()
+
+    def _keeper(self) -> Keeper:
+        return Keeper(
+            self._store,
+            self._hand,
+            self._clock,
+            self._contact,
+            lease_ms=self._options.lease_ms,
+            stop=self._stop,
+        )
+
+    def _guard(self) -> Guard:
+        return Guard(
+            self._store,
+            self._hand,
+            self._clock,
+            self._own_clock,
+            lease_ms=self._options.lease_ms,
+            tasks=self._codes,
+        )
+
+    def _codes(self) -> dict[CodeType, str]:
+        return {
+            definition.function.__code__: definition.name
+            for definition in self._tasks.all()
+            if hasattr(definition.function, "__code__")
+        }
+
+    # --- Claim
+
+    def _room(self) -> int:
+        """How many jobs to claim: what can start now, and as many again as ended meanwhile.
+
+        The second part keeps the slots of a fast worker busy while the next claim is under way; a
+        slow worker ends little, so it takes little, and idle ones get the work.
+        """
+        hand = self._hand
+        free = self._options.concurrency - hand.running - hand.ready
+        return max(0, min(free + self._ended_since_claim, self._options.hold - len(hand)))
+
+    async def _claim(self, room: int) -> int:
+        if not room:
+            return 0
+        self._ended_since_claim = 0
+        jobs = await self._contact.insist(
+            lambda: self._store.claim(
+                self._options.queues,
+                worker=self.name,
+                limit=room,
+                now_ms=self._clock.now_ms(),
+                lease_ms=self._options.lease_ms,
+            ),
+            while_=lambda: not self._stopping.is_set(),
+        )
+        for job in jobs or ():
+            self._hand.take(job)
+        if jobs:
+            self._tick()
+        return len(jobs or ())
+
+    async def _wait_for_work(self, room: int) -> None:
+        """Wait until a claim makes sense again: for work if there is room, for room if not."""
+        self._moved.clear()
+        waiting: Awaitable[object]
+        if room:
+            now_ms = self._clock.now_ms()
+            waiting = self._contact.insist(
+                lambda: self._store.wait(
+                    self._options.queues, now_ms=now_ms, until_ms=now_ms + IDLE_MS
+                ),
+                while_=lambda: False,
+            )
+        else:
+            waiting = self._moved.wait()
+        await _first(waiting, self._stopping.wait(), timeout_s=IDLE_MS / 1000)
+
+    # --- Start
+
+    def _tick(self) -> None:
+        """Start what is due, stop what has run too long, and set the timer for the next of both."""
+        now_ms = self._clock.now_ms()
+        for held in self._deadlines.advance(now_ms):
+            self._stop(held, Stop.TIMEOUT)
+        self._hand.fall_due(now_ms)
+        self._fill_slots()
+        self._arm()
+
+    def _arm(self) -> None:
+        moments = (self._hand.next_due_ms(), self._deadlines.next_ms())
+        next_ms = min((ms for ms in moments if ms is not None), default=None)
+        if self._timer is not None:
+            if next_ms is not None and self._timer_ms == next_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if next_ms is not None:
+            self._timer_ms = next_ms
+            delay_s = next_ms / 1000 - self._clock.now()
+            self._timer = self._loop.call_later(max(delay_s, 0), self._rang)
+
+    def _rang(self) -> None:
+        self._timer = None
+        self._tick()
+
+    def _fill_slots(self) -> None:
+        while self._hand.running < self._options.concurrency and not self._stopping.is_set():
+            held = self._hand.next_ready()
+            if held is None:
+                return
+            self._start(held)
+
+    def _start(self, held: Held) -> None:
+        now_ms = self._clock.now_ms()
+        job = held.job
+        if job.lease_until_ms is not None and job.lease_until_ms <= now_ms:
+            # We stood still for too long; somebody else may have it by now.
+            self._stop(held, Stop.LOST)
+            return
+        if job.takeovers >= self._options.takeovers:
+            reason = f"its worker died or froze {job.takeovers} times; not run again"
+            self._settle(held, self._runner.give_up(held, reason, failed=False))
+            return
+        held.started_ms = now_ms
+        try:
+            held.definition = self._tasks.get(job.task)
+        except UnknownTask as error:
+            # A newer worker may know it: worth some patience, like any other failure.
+            self._settle(
+                held, decide(job, error, RetryPolicy(), started_ms=now_ms, ended_ms=now_ms)
+            )
+            return
+        self._hand.start(held, now_ms)
+        limit_ms = timeout_ms(job, held.definition)
+        if limit_ms is not None:
+            self._deadlines.add(held, now_ms + limit_ms)
+        held.run = self._loop.create_task(self._run(held), name=f"{job.task} {job.id}")
+
+    async def _run(self, held: Held) -> None:
+        assert held.definition is not None
+        settlement = await self._runner.attempt(held, held.definition)
+        self._ended(held, settlement)
+
+    def _ended(self, held: Held, settlement: Settlement) -> None:
+        """A run is over, or is left behind: free its slot and settle the job, once."""
+        if held.run is None:
+            return
+        held.run = None
+        self._deadlines.remove(held)
+        self._hand.end(held)
+        self._ended_since_claim += 1
+        self._settle(held, settlement)
+        self._fill_slots()
+
+    # --- Stop
+
+    def _stop(self, held: Held, why: Stop) -> None:
+        """End a job before its time. One that has not started goes back at once."""
+        if held.stop is not None:
+            return
+        held.stop = why
+        job = held.job
+        if why is Stop.LOST:
+            log.warning("job %s (%s) is no longer ours: its lease ran out", job.id, job.task)
+        if held.run is None:
+            self._hand.withdraw(held)
+            if why is Stop.LOST:
+                self._forget(held)
+            elif held.started_ms is None:
+                self._settle(held, release(job, ended_ms=self._clock.now_ms()))
+            return
+        self._interrupt(held, why)
+
+    def _interrupt(self, held: Held, why: Stop) -> None:
+        assert held.run is not None and held.definition is not None
+        if held.definition.pool == "thread":
+            # A thread can't be ended. Its task may look at `stopping`; where the slot matters more
+            # than the outcome, the slot moves on without it.
+            if why in (Stop.ASKED, Stop.RELEASE):
+                return
+            log.warning("job %s (%s): %s; its thread goes on", held.job.id, held.job.task, why)
+        held.run.cancel()
+        self._loop.call_later(STUBBORN_S, self._leave_behind, held)
+
+    def _leave_behind(self, held: Held) -> None:
+        if held.run is None:
+            return
+        assert held.definition is not None
+        log.error("job %s (%s) ignores its cancellation; left behind", held.job.id, held.job.task)
+        self._ended(held, self._runner.stopped(held, held.definition))
+
+    async def _wind_up(self) -> None:
+        for held in self._hand.unstarted():
+            self._stop(held, Stop.RELEASE)
+        await self._until_none_runs(self._options.grace_ms / 1000)
+        for held in self._hand:
+            if held.run is not None:
+                self._stop(held, Stop.RELEASE)
+        await self._until_none_runs(STUBBORN_S + 1, threads=False)
+        await self._settling.drained()
+        await self._contact.insist(
+            lambda: self._store.beat(self._info(gone=True)), while_=lambda: False
+        )
+
+    async def _until_none_runs(self, timeout_s: float, *, threads: bool = True) -> None:
+        runs = [
+            held.run
+            for held in self._hand
+            if held.run is not None
+            and held.definition is not None
+            and (threads or held.definition.pool != "thread")
+        ]
+        if runs:
+            await asyncio.wait(runs, timeout=timeout_s)
+
+    # --- Settle
+
+    def _settle(self, held: Held, settlement: Settlement) -> None:
+        if held.stop is Stop.LOST:
+            self._forget(held)
+            return
+        self._settling.submit(settlement).add_done_callback(
+            lambda answer: self._settled(held, settlement, answer)
+        )
+
+    def _settled(self, held: Held, settlement: Settlement, answer: asyncio.Future[bool]) -> None:
+        if not answer.cancelled() and answer.exception() is None and not answer.result():
+            log.warning(
+                "job %s (%s): the outcome %r came too late, its lease had run out",
+                held.job.id,
+                held.job.task,
+                str(settlement.outcome),
+            )
+        elif settlement.outcome is Outcome.DEAD:
+            log.error("job %s (%s) is dead: %s", held.job.id, held.job.task, settlement.error)
+        self._forget(held)
+
+    def _forget(self, held: Held) -> None:
+        self._hand.drop(held)
+        self._moved.set()
+
+    async def _settle_all(self, settlements: Sequence[Settlement]) -> Sequence[bool]:
+        """Write outcomes; while the store is away, keep trying for as long as a lease holds."""
+        answers = await self._contact.insist(
+            lambda: self._store.settle(settlements, now_ms=self._clock.now_ms()),
+            while_=lambda: self._any_lease_holds(settlements),
+        )
+        return [False] * len(settlements) if answers is None else answers
+
+    def _any_lease_holds(self, settlements: Sequence[Settlement]) -> bool:
+        now_ms = self._clock.now_ms()
+        return any((each.job.lease_until_ms or 0) > now_ms for each in settlements)
+
+    # --- Chores, each a loop of its own beside the work
+
+    async def _heed_cancels(self) -> None:
+        """Stop jobs as soon as somebody asks for it."""
+        now_ms = self._clock.now_ms()
+        ids = await self._contact.insist(
+            lambda: self._store.asked(self.name, now_ms=now_ms, until_ms=now_ms + IDLE_MS),
+            while_=lambda: True,
+        )
+        found = [self._hand.get(id) for id in ids or ()]
+        for held in found:
+            if held is not None:
+                self._stop(held, Stop.ASKED)
+        if found:
+            # They stay asked until they are settled; that takes a moment, or as long as a thread.
+            await asyncio.sleep(0.1)
+
+    async def _give_back_what_waits(self) -> None:
+        await asyncio.sleep(PATIENCE_MS / 1000)
+        before_ms = self._clock.now_ms() - PATIENCE_MS
+        for held in self._hand.unstarted(ready_before_ms=before_ms):
+            self._stop(held, Stop.RELEASE)
+
+    async def _stay_known(self) -> None:
+        """Say that we live, and keep our idea of the store's clock fresh."""
+        await self._contact.insist(lambda: self._store.beat(self._info()), while_=lambda: True)
+        if self._clock.stale(MEASURE_S):
+            await self._contact.insist(
+                lambda: self._clock.measure(self._store.time), while_=lambda: True
+            )
+            self._arm()
+        await asyncio.sleep(self._options.lease_ms / PARTS / 1000)
+
+    def _info(self, *, gone: bool = False) -> WorkerInfo:
+        return WorkerInfo(
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            queues=tuple(self._options.queues),
+            concurrency=self._options.concurrency,
+            started_ms=self._started_ms,
+            seen_ms=self._clock.now_ms(),
+            gone_after_ms=0 if gone else self._options.lease_ms,
+            held=len(self._hand),
+            running=self._hand.running,
+            offset_ms=self._clock.offset_s * 1000,
+        )
+
+    async def _prune(self) -> None:
+        """Forget jobs that ended long ago; any worker may do it, and all do."""
+        now_ms = self._clock.now_ms()
+        for states, keep_ms in (
+            ((State.DONE, State.CANCELLED), self._options.retention_ms),
+            ((State.DEAD,), self._options.dead_retention_ms),
+        ):
+            pruned: int | None = PRUNE_BATCH
+            while pruned == PRUNE_BATCH:
+                pruned = await self._contact.insist(
+                    lambda states=states, keep_ms=keep_ms: self._store.prune(  # type: ignore[misc]
+                        states, before_ms=now_ms - keep_ms, limit=PRUNE_BATCH
+                    ),
+                    while_=lambda: True,
+                )
+        await asyncio.sleep(PRUNE_EVERY_S)
+
+
+async def _forever(chore: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await chore()
+
+
+async def _first(*waits: Awaitable[object], timeout_s: float) -> None:
+    """Wait for whichever comes first, and let go of the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+

@@ -1,0 +1,59 @@
+"""For every suite: tests may be coroutines, and `h` is each store in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stores import KNOWN, STORES, TIMELESS, Harness, chosen
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stores", default=STORES, help="which stores to test, of: " + ",".join(KNOWN)
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`h` is an open store; `timeless` the name of one for which time is an argument."""
+    try:
+        names = chosen(metafunc.config.getoption("stores"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--stores: {error}") from None
+    if "h" in metafunc.fixturenames:
+        metafunc.parametrize("h", names, indirect=True)
+    if "timeless" in metafunc.fixturenames:
+        metafunc.parametrize("timeless", [name for name in names if name in TIMELESS])
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of one test: fixtures may use it before and after the test does."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def h(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path) -> Iterator[Harness]:
+    harness = KNOWN[request.param](tmp_path)
+    runner.run(harness.open())
+    yield harness
+    runner.run(harness.close())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in the loop of its fixtures where they have one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    shared = pyfuncitem.funcargs.get("runner")
+    if isinstance(shared, asyncio.Runner):
+        shared.run(test)
+    else:
+        asyncio.run(test)
+    return True

@@ -1,0 +1,276 @@
+"""What the suites need to run on any store: how to open one, and how time passes for it.
+
+A further store joins with one entry in `KNOWN`. No test knows which store it runs on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tickwheel import job as life
+from tickwheel.clock import SystemClock
+from tickwheel.job import Job, Outcome, Settlement, State
+from tickwheel.store import Store, open_store
+
+START_MS = 1_800_000_000_000
+
+
+class Harness:
+    """An open store under test, its time, and short words for what most tests do.
+
+    Here time stands still until a test passes it, because `now_ms` decides. Where a server keeps
+    the time itself, a subclass waits in `pass_time` and reads `now` from the server's clock. So a
+    test takes every time from `now`, moves it with `pass_time` alone, and compares with `near`.
+    """
+
+    # Long enough that no lease runs out by accident. A test that outlives one pays for it.
+    lease_ms = 30_000
+    # The shortest span that this store can tell from none.
+    step_ms = 1
+    # How far a moment that the store chose may be from the one that the test expects.
+    slack_ms = 0
+
+    store: Store
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._now = START_MS
+        self._open: list[Store] = []
+
+    async def open(self) -> None:
+        self.store = await self._opened(open_store(self._url, clock=HarnessClock(self)))
+
+    async def close(self) -> None:
+        while self._open:
+            await self._open.pop().close()
+
+    async def reopen(self) -> None:
+        """Close every handle, and come back as a new process would."""
+        await self.close()
+        await self.open()
+
+    async def twin(self) -> Store:
+        """A second open handle on the same jobs."""
+        return await self._opened(self.store.twin())
+
+    async def _opened(self, store: Store) -> Store:
+        await store.open()
+        self._open.append(store)
+        return store
+
+    # --- Time
+
+    @property
+    def now(self) -> int:
+        return self._now
+
+    async def pass_time(self, ms: int) -> None:
+        self._now += ms
+
+    async def lose_leases(self) -> None:
+        """Let every lease of the usual length run out."""
+        await self.pass_time(self.lease_ms + self.step_ms)
+
+    def near(self, moment_ms: int | None, expected_ms: int) -> bool:
+        return moment_ms is not None and abs(moment_ms - expected_ms) <= self.slack_ms
+
+    # --- Jobs
+
+    def job(
+        self,
+        id: str = "job",
+        *,
+        delay_ms: int = 0,
+        queue: str = "default",
+        task: str = "task",
+        payload: str = "{}",
+        priority: int = 1,
+    ) -> Job:
+        return Job(
+            id=id,
+            task=task,
+            payload=payload,
+            queue=queue,
+            priority=priority,
+            due_ms=self.now + delay_ms,
+            created_ms=self.now,
+        )
+
+    def jobs(self, count: int, *, delay_ms: int = 0, queue: str = "default") -> list[Job]:
+        return [self.job(f"job-{n:04}", delay_ms=delay_ms, queue=queue) for n in range(count)]
+
+    async def add(self, *jobs: Job) -> None:
+        assert await self.store.add(jobs) == [True] * len(jobs)
+
+    async def get(self, id: str = "job") -> Job:
+        [job] = await self.store.get([id])
+        assert job is not None, f"the store has no job {id!r}"
+        return job
+
+    async def claim(
+        self,
+        limit: int = 10,
+        *,
+        worker: str = "ann",
+        queues: Sequence[str] = ("default",),
+        lease_ms: int | None = None,
+        store: Store | None = None,
+    ) -> list[Job]:
+        return await (store or self.store).claim(
+            queues,
+            worker=worker,
+            limit=limit,
+            now_ms=self.now,
+            lease_ms=lease_ms or self.lease_ms,
+        )
+
+    async def claim_ids(
+        self, limit: int = 10, *, worker: str = "ann", queues: Sequence[str] = ("default",)
+    ) -> list[str]:
+        return [job.id for job in await self.claim(limit, worker=worker, queues=queues)]
+
+    async def claim_one(self, *, worker: str = "ann", queues: Sequence[str] = ("default",)) -> Job:
+        [job] = await self.claim(worker=worker, queues=queues)
+        return job
+
+    async def claimed(self, *jobs: Job, worker: str = "ann") -> list[Job]:
+        """Add these jobs, and have them all in the hand of one worker, in this order."""
+        await self.add(*jobs)
+        queues = list(dict.fromkeys(job.queue for job in jobs))
+        held = {job.id: job for job in await self.claim(len(jobs), worker=worker, queues=queues)}
+        return [held[job.id] for job in jobs]
+
+    async def ended(self, state: State, id: str = "job", *, queue: str = "default") -> Job:
+        """A job that has come to its end in this state."""
+        await self.add(self.job(id, queue=queue))
+        if state is State.CANCELLED:
+            await self.store.cancel([id], now_ms=self.now)
+        else:
+            outcome = Outcome.DONE if state is State.DONE else Outcome.DEAD
+            assert await self.settle(
+                self.settlement(outcome, await self.claim_one(queues=[queue]))
+            )
+        job = await self.get(id)
+        assert job.state is state
+        return job
+
+    async def extend(self, job: Job, *, lease_ms: int | None = None) -> Job | None:
+        [extended] = await self.store.extend(
+            [job], now_ms=self.now, lease_ms=lease_ms or self.lease_ms
+        )
+        return extended
+
+    # --- Outcomes
+
+    def settlement(
+        self, outcome: Outcome, job: Job, *, delay_ms: int = 0, text: str = "as it was"
+    ) -> Settlement:
+        """A settlement of each kind, with all that this kind can carry."""
+        now = self.now
+        if outcome is Outcome.DONE:
+            result = msgspec.json.encode(text).decode()
+            return life.done(job, started_ms=now, ended_ms=now, result=result)
+        if outcome is Outcome.RETRY:
+            return life.retry(
+                job, due_ms=now + delay_ms, error=text, started_ms=now, ended_ms=now
+            )
+        if outcome is Outcome.SNOOZE:
+            return life.snooze(job, due_ms=now + delay_ms, started_ms=now, ended_ms=now)
+        if outcome is Outcome.RELEASE:
+            return life.release(job, ended_ms=now, error=text)
+        assert outcome is Outcome.DEAD
+        return life.dead(job, error=text, started_ms=now, ended_ms=now)
+
+    def done(self, job: Job) -> Settlement:
+        return self.settlement(Outcome.DONE, job)
+
+    def retry(self, job: Job, *, delay_ms: int = 0) -> Settlement:
+        return self.settlement(Outcome.RETRY, job, delay_ms=delay_ms)
+
+    async def settle(self, settlement: Settlement, *, store: Store | None = None) -> bool:
+        [taken] = await (store or self.store).settle([settlement], now_ms=self.now)
+        return taken
+
+    # --- Looking
+
+    async def counts(self, queue: str = "default") -> dict[str, int]:
+        """How many jobs of this queue stand in each state; states without any are left out."""
+        for info in await self.store.queues():
+            if info.name == queue:
+                jobs = {state.value: getattr(info, state.value) for state in State}
+                return {state: count for state, count in jobs.items() if count}
+        return {}
+
+
+class HarnessClock:
+    """Lets a store that reads a clock read the harness's."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+
+    def now(self) -> float:
+        return self._harness.now / 1000
+
+    def monotonic(self) -> float:
+        return SystemClock().monotonic()
+
+
+def unfenced(job: Job | None) -> Job:
+    """The job without its fence, which is the store's own business."""
+    assert job is not None
+    return msgspec.structs.replace(job, fence=0)
+
+
+# Names that a careless store would split, fold, trim, quote or match as a pattern.
+ODD_NAMES = (
+    "with space",
+    " leading and trailing ",
+    "dots.in.it",
+    "slash/and\\backslash",
+    "star*",
+    "greater>",
+    "per%cent_under",
+    "quote'double\"back`",
+    "semi;colon:comma,",
+    "{braces}[brackets]",
+    "--dashes",
+    "new\nline\ttab",
+    "Case",
+    "case",
+    "12",
+    "012",
+    "1e3",
+    "null",
+    "true",
+    "ünïcödé",
+    "unicode",
+    "e\u0301",
+    "\u00e9",
+    "定时任务",
+    "🕰️",
+    "\U0010ffff",
+    "x" * 200,
+)
+
+
+# How to open each store with its data in this folder.
+KNOWN: dict[str, Callable[[Path], Harness]] = {
+    "memory": lambda folder: Harness("memory://"),
+    "sqlite": lambda folder: Harness(f"sqlite:///{folder}/jobs.db"),
+}
+# The stores for which time is an argument, so that a model can play hours with them.
+TIMELESS = ("memory", "sqlite")
+
+STORES = os.environ.get("TICKWHEEL_TEST_STORES", ",".join(KNOWN))
+
+
+def chosen(names: str) -> list[str]:
+    """The stores that `--stores=memory,sqlite` names."""
+    stores = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := set(stores) - set(KNOWN):
+        raise ValueError(f"no store {', '.join(sorted(unknown))}: there are {', '.join(KNOWN)}")
+    return stores
