@@ -112,7 +112,7 @@ class JobHandle(Generic[R]):
         client = await self._app._ready()
         return JobInfo.of(await client.get(self.id))
 
-    async def result(self, timeout: Span | None = None) -> R:
+    async def result(self, timeout: Span | None = None) -> R:  # noqa: ASYNC109 (a Span)
         """Wait until the job is done and give what its task returned.
 
         Raises ResultTimeout, JobFailed (it is dead), JobCancelled, or ResultError where the
@@ -321,7 +321,6 @@ class App:
     def task(
         self,
         function: Callable[..., Any] | None = None,
-        /,
         *,
         name: str | None = None,
         queue: str = "default",
@@ -342,7 +341,9 @@ class App:
                 name=name,
                 queue=queue,
                 priority=priority,
-                policy=retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries=retries),
+                policy=retries
+                if isinstance(retries, RetryPolicy)
+                else RetryPolicy(retries=retries),
                 timeout_ms=None if timeout is None else _checked_timeout(timeout),
                 pool=pool,
             )
@@ -563,4 +564,3 @@ def _checked_timeout(timeout: Span) -> int:
     if ms == 0:
         raise BadConfig("timeout=0 leaves no time to run; write timeout=None for no limit")
     return ms
-

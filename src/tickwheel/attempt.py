@@ -78,7 +78,11 @@ class Runner:
         try:
             value = await self._call(definition, args, kwargs)
         except asyncio.CancelledError as error:
-            return self.stopped(held, definition) if held.stop else self._raised(held, definition, error)
+            return (
+                self.stopped(held, definition)
+                if held.stop
+                else self._raised(held, definition, error)
+            )
         except Exception as error:
             return self._raised(held, definition, error)
         result, problem = encode_result(value, limit=self._result_limit)

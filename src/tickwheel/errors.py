@@ -74,7 +74,7 @@ class ResultTimeout(ResultError, TimeoutError):
 
 
 class Retry(Exception):
-    """Run again: after `delay`, or after the delay of the task's retry policy. Counts as a failure."""
+    """Run again after `delay`, or after that of the task's retry policy. Counts as a failure."""
 
     def __init__(self, delay: str | float | timedelta | None = None, reason: str = "") -> None:
         super().__init__(reason or "the task asked to be retried")

@@ -283,7 +283,9 @@ def rerun(job: Job, *, now_ms: int) -> Job:
 def held(job: Job, *, now_ms: int) -> bool:
     """Whether some worker's lease on the job still runs."""
     return (
-        job.state is State.RUNNING and job.lease_until_ms is not None and job.lease_until_ms > now_ms
+        job.state is State.RUNNING
+        and job.lease_until_ms is not None
+        and job.lease_until_ms > now_ms
     )
 
 

@@ -59,9 +59,7 @@ class Keeper:
             return
         jobs = [each.job for each in held]
         answers = await self._contact.insist(
-            lambda: self._store.extend(
-                jobs, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms
-            ),
+            lambda: self._store.extend(jobs, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms),
             while_=lambda: True,
         )
         assert answers is not None

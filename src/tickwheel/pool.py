@@ -39,8 +39,10 @@ class ProcessPool:
         # One thread per child waits for its answer.
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="tickwheel-child")
 
-    async def run(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function in a child. What it raises is raised here; cancelling kills the child."""
+    async def run(
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function in a child. What it raises is raised here; a cancel kills the child."""
         async with self._slots:
             child = self._free.pop() if self._free else self._start()
             loop = asyncio.get_running_loop()

@@ -140,9 +140,7 @@ class Store(Protocol):
         tells the same, later.
         """
 
-    async def extend(
-        self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int
-    ) -> list[Job | None]:
+    async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         """Move the leases of jobs in hand to `now_ms + lease_ms`.
 
         Answers with the job as it stands, with its new fence and whether it was asked to stop;

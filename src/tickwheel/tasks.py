@@ -8,6 +8,7 @@ made and again when it is run. Nothing is ever pickled into a store or imported 
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def define(
     """Check what the decorator was given, and make a definition of it."""
     if not callable(function):
         raise BadConfig(f"@app.task goes on a function, not on {function!r}")
-    name = checked_name("task", name or getattr(function, "__name__", ""))
+    name = checked_name("task", name if name is not None else function.__name__)
     is_async = inspect.iscoroutinefunction(function)
     pool = pool or ("async" if is_async else "thread")
     if is_async != (pool == "async"):
@@ -162,11 +163,11 @@ class Arguments:
             ) from None
 
     def _field(self, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
-        kind = self.hints.get(parameter.name, Any)
+        kind: Any = self.hints.get(parameter.name, Any)
         if parameter.kind is parameter.VAR_POSITIONAL:
-            kind = list[kind]
+            kind = types.GenericAlias(list, (kind,))
         if parameter.kind is parameter.VAR_KEYWORD:
-            kind = dict[str, kind]
+            kind = types.GenericAlias(dict, (str, kind))
         if parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
             return parameter.name, kind, msgspec.NODEFAULT
         # Left out of the payload, so that the default is the one the function has when it runs.
@@ -232,9 +233,9 @@ class Arguments:
                 break
             args.append(value)
         kwargs |= self._set(bound, self._by_keyword)
-        for name, into in ((self._rest, args.extend), (self._named_rest, kwargs.update)):
-            if name is not None and getattr(bound, name) is not msgspec.UNSET:
-                into(getattr(bound, name))
+        for rest, into in ((self._rest, args.extend), (self._named_rest, kwargs.update)):
+            if rest is not None and getattr(bound, rest) is not msgspec.UNSET:
+                into(getattr(bound, rest))
         return args, kwargs
 
     @staticmethod

@@ -24,7 +24,7 @@ from tickwheel.clock import Clock, StoreClock
 from tickwheel.contact import Contact
 from tickwheel.errors import UnknownTask
 from tickwheel.hand import Hand, Held, Stop
-from tickwheel.job import Job, Outcome, Settlement, State, release
+from tickwheel.job import Outcome, Settlement, State, release
 from tickwheel.keeper import PARTS, Guard, Keeper
 from tickwheel.retry import RetryPolicy, decide
 from tickwheel.store import Store, WorkerInfo
@@ -478,5 +478,3 @@ async def _first(*waits: Awaitable[object], timeout_s: float) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-

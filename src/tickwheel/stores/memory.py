@@ -132,9 +132,7 @@ class MemoryStore:
         job = self._jobs[entry[2]]
         return job.lease_until_ms or job.due_ms - self.ahead_ms
 
-    async def extend(
-        self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int
-    ) -> list[Job | None]:
+    async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         with self._lock:
             return [self._extend(job, now_ms, lease_ms) for job in jobs]
 

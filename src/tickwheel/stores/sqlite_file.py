@@ -1,0 +1,173 @@
+"""The embedded store's file: connections to it, threads for them, and news that it changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from tickwheel.clock import sleep_blocking
+from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
+
+T = TypeVar("T")
+
+# How often a waiting node looks at the file's change counter: a read of shared memory, 3 µs.
+LOOK_S = 0.005
+# How long a step may wait for another process's transaction before the store counts as away.
+BUSY_S = 15.0
+# Jobs in the file do not cost memory; this much of it is kept at hand, per connection.
+CACHE_KIB = 8 * 1024
+
+
+class Lane:
+    """A connection and the one thread that uses it."""
+
+    db: apsw.Connection
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tickwheel-sqlite-{name}")
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, _translated, work, *args
+        )
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+class Pulse:
+    """Wakes waiters when the file changed: at once for this node, soon for other processes.
+
+    SQLite keeps a counter of commits in shared memory; one task per store looks at it, and only
+    while somebody waits.
+    """
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._loop = asyncio.get_running_loop()
+        self._version = self._look()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self.count = 0
+
+    def _look(self) -> int:
+        version: int = self._db.pragma("data_version")
+        return version
+
+    def beat(self) -> None:
+        self.count += 1
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def after(self, seen: int, *, until: float) -> bool:
+        """Wait for a beat later than `seen`; False where `until` came first."""
+        if self.count != seen:
+            return True
+        if until <= self._loop.time():
+            return False
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.add(waiter)
+        self._keep_looking()
+        try:
+            async with asyncio.timeout_at(until):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+    def _keep_looking(self) -> None:
+        if self._looking is None:
+            self._looking = self._loop.call_later(LOOK_S, self._looked)
+
+    def _looked(self) -> None:
+        self._looking = None
+        if not self._waiters:
+            return
+        self._keep_looking()
+        with contextlib.suppress(apsw.Error):
+            version = self._look()
+            if version != self._version:
+                self._version = version
+                self.beat()
+
+    def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        # Whoever still waits finds the store closed when it looks again.
+        self.beat()
+        self._db.close()
+
+
+def connect(path: Path, sync: str) -> apsw.Connection:
+    if not path.resolve().parent.is_dir():
+        raise BadConfig(f"the folder {path.resolve().parent} does not exist: create it first")
+    # Jobs may carry secrets: the file is its owner's alone.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    db = apsw.Connection(str(path))
+    db.set_busy_handler(_patiently)
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", sync)
+    db.pragma("cache_size", -CACHE_KIB)
+    # Larger than SQLite's default, so that a busy store checkpoints less often; still bounded.
+    db.pragma("wal_autocheckpoint", 4000)
+    db.pragma("journal_size_limit", 64 * 1024 * 1024)
+    return db
+
+
+def _patiently(tries: int) -> bool:
+    """Wait for another process's transaction in steps of a millisecond: they are that short, and
+    SQLite's own steps grow to 100."""
+    sleep_blocking(0.001)
+    return tries < BUSY_S * 1000
+
+
+def migrate(db: apsw.Connection) -> None:
+    parts = Path(__file__).with_name("sqlite.sql").read_text().split("\n-- part ")[1:]
+    with _transaction(db):
+        version = db.pragma("user_version")
+        if version > len(parts):
+            raise StoreIncompatible(
+                f"the file was written by a newer Tickwheel (schema {version}, this one knows "
+                f"{len(parts)}): upgrade Tickwheel, or use another file"
+            )
+        for part in parts[version:]:
+            db.execute(part.partition("\n")[2])
+        db.pragma("user_version", len(parts))
+
+
+def in_transaction(db: apsw.Connection, step: Callable[..., T], *args: Any) -> T:
+    with _transaction(db):
+        return step(*args)
+
+
+@contextlib.contextmanager
+def _transaction(db: apsw.Connection) -> Iterator[None]:
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+
+
+def _translated(work: Callable[..., T], *args: Any) -> T:
+    """Say in our words what went wrong in SQLite's."""
+    try:
+        return work(*args)
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise StoreIncompatible(f"the file is not a sound SQLite database: {error}") from error
+    except apsw.Error as error:
+        raise StoreUnavailable(f"SQLite: {error}") from error
