@@ -151,9 +151,7 @@ class Harness:
             await self.store.cancel([id], now_ms=self.now)
         else:
             outcome = Outcome.DONE if state is State.DONE else Outcome.DEAD
-            assert await self.settle(
-                self.settlement(outcome, await self.claim_one(queues=[queue]))
-            )
+            assert await self.settle(self.settlement(outcome, await self.claim_one(queues=[queue])))
         job = await self.get(id)
         assert job.state is state
         return job
@@ -175,9 +173,7 @@ class Harness:
             result = msgspec.json.encode(text).decode()
             return life.done(job, started_ms=now, ended_ms=now, result=result)
         if outcome is Outcome.RETRY:
-            return life.retry(
-                job, due_ms=now + delay_ms, error=text, started_ms=now, ended_ms=now
-            )
+            return life.retry(job, due_ms=now + delay_ms, error=text, started_ms=now, ended_ms=now)
         if outcome is Outcome.SNOOZE:
             return life.snooze(job, due_ms=now + delay_ms, started_ms=now, ended_ms=now)
         if outcome is Outcome.RELEASE:
@@ -212,11 +208,11 @@ class HarnessClock:
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
 
-    def now(self) -> float:
-        return self._harness.now / 1000
+    def now_ns(self) -> int:
+        return self._harness.now * 1_000_000
 
-    def monotonic(self) -> float:
-        return SystemClock().monotonic()
+    def monotonic_ns(self) -> int:
+        return SystemClock().monotonic_ns()
 
 
 def unfenced(job: Job | None) -> Job:

@@ -14,7 +14,7 @@ from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from tickwheel.client import Client
-from tickwheel.clock import Clock, SystemClock
+from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.errors import BadArguments, BadConfig, BadTime
 from tickwheel.job import Cancelled, Job, Priority, Run, State, new_id
 from tickwheel.retry import RetryPolicy
@@ -158,7 +158,7 @@ class Call(Generic[P, R]):
         # Encode first: what is wrong with the call is said before anything is waited for.
         payload = self._app._payload(self._definition, args, kwargs)
         client = await self._app._ready()
-        job = self._job(payload, client.clock.now_ms())
+        job = self._job(payload, client.clock.next_ms())
         return self._handle(job.id, await client.add(job))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -485,7 +485,7 @@ class App:
             client = self._clients.get(asyncio.get_running_loop())
         except RuntimeError:
             client = None
-        return client.clock.now_ms() if client else int(self._clock.now() * 1000)
+        return client.clock.next_ms() if client else -(-self._clock.now_ns() // MS_NS)
 
     def _payload(
         self, definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]

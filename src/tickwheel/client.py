@@ -32,7 +32,7 @@ class Client:
         async with self._opening:
             if not self._open:
                 await self.store.open()
-                await self.clock.measure(self.store.time)
+                await self.clock.measure(self.store.time_ns)
                 self._open = True
 
     async def close(self) -> None:
@@ -45,7 +45,7 @@ class Client:
         if not self._open:
             await self.open()
         elif self.clock.stale(MEASURE_S):
-            await self.clock.measure(self.store.time)
+            await self.clock.measure(self.store.time_ns)
 
     async def add(self, job: Job) -> bool:
         """Add one job, together with whatever else is being added; False where its id is taken."""

@@ -14,40 +14,43 @@ from typing import Protocol
 # Three round trips: the quickest of them gives the tightest bound.
 SAMPLES = 3
 # A wall clock that moved this far against the monotonic one was set, or the machine slept.
-JUMP_S = 0.05
+JUMP_NS = 50_000_000
+
+MS_NS = 1_000_000
+S_NS = 1_000_000_000
 
 
 class Clock(Protocol):
-    """A node's own clock."""
+    """A node's own clock. Nanoseconds as integers, so that no sum of them is ever rounded."""
 
-    def now(self) -> float:
-        """Seconds since the epoch, UTC. May jump."""
+    def now_ns(self) -> int:
+        """Since the epoch, UTC. May jump."""
 
-    def monotonic(self) -> float:
-        """Seconds that only ever grow, from an unknown start."""
+    def monotonic_ns(self) -> int:
+        """Only ever grows, from an unknown start."""
 
 
 class SystemClock:
     """The clock of this machine."""
 
-    def now(self) -> float:
-        return time.time()
+    def now_ns(self) -> int:
+        return time.time_ns()
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
 
 
 class LoopClock:
     """The time of the running event loop, so that a virtual loop carries everything with it."""
 
-    def __init__(self, start: float = 1_800_000_000.0) -> None:
-        self._start = start
+    def __init__(self, start_ns: int = 1_800_000_000 * S_NS) -> None:
+        self._start_ns = start_ns
 
-    def now(self) -> float:
-        return self._start + self.monotonic()
+    def now_ns(self) -> int:
+        return self._start_ns + self.monotonic_ns()
 
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
+    def monotonic_ns(self) -> int:
+        return round(asyncio.get_running_loop().time() * S_NS)
 
 
 class StoreClock:
@@ -60,37 +63,40 @@ class StoreClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         # Until the first measurement the node's own clock has to do.
-        self._base = clock.now() - clock.monotonic()
-        self._wall = self._base
-        self._measured_at = clock.monotonic()
+        self._base_ns = self._wall_ns = clock.now_ns() - clock.monotonic_ns()
+        self._measured_ns = clock.monotonic_ns()
 
-    def now(self) -> float:
-        """Seconds since the epoch by the store's clock."""
-        return self._clock.monotonic() + self._base
+    def now_ns(self) -> int:
+        return self._clock.monotonic_ns() + self._base_ns
 
     def now_ms(self) -> int:
-        """The same in whole milliseconds, rounded down."""
-        return int(self.now() * 1000)
+        """The last whole millisecond: what is due by then is due."""
+        return self.now_ns() // MS_NS
+
+    def next_ms(self) -> int:
+        """The next whole millisecond: what a delay counts from, so that it is never short."""
+        return -(-self.now_ns() // MS_NS)
 
     @property
-    def offset_s(self) -> float:
+    def offset_ms(self) -> float:
         """How far this node's own clock is behind the store's (negative: ahead)."""
-        return self._base - (self._clock.now() - self._clock.monotonic())
+        return (self._base_ns - self._clock.now_ns() + self._clock.monotonic_ns()) / MS_NS
 
     def stale(self, after_s: float) -> bool:
         """Whether the last measurement is old, or the node's clock was set since."""
-        drift = self._clock.now() - self._clock.monotonic() - self._wall
-        return abs(drift) > JUMP_S or self._clock.monotonic() - self._measured_at > after_s
+        now_ns, monotonic_ns = self._clock.now_ns(), self._clock.monotonic_ns()
+        jumped = abs(now_ns - monotonic_ns - self._wall_ns) > JUMP_NS
+        return jumped or monotonic_ns - self._measured_ns > after_s * S_NS
 
-    async def measure(self, store_time_ms: Callable[[], Awaitable[float]]) -> None:
+    async def measure(self, store_time_ns: Callable[[], Awaitable[int]]) -> None:
         """Ask the store for its time, and count on from its answer."""
         bases = []
         for _ in range(SAMPLES):
-            answer = await store_time_ms() / 1000
-            bases.append(answer - self._clock.monotonic())
-        self._base = max(bases)
-        self._wall = self._clock.now() - self._clock.monotonic()
-        self._measured_at = self._clock.monotonic()
+            answer_ns = await store_time_ns()
+            bases.append(answer_ns - self._clock.monotonic_ns())
+        self._base_ns = max(bases)
+        self._measured_ns = self._clock.monotonic_ns()
+        self._wall_ns = self._clock.now_ns() - self._measured_ns
 
 
 def sleep_blocking(seconds: float) -> None:

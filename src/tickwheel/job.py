@@ -96,7 +96,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: State = State.WAITING
     # Counts claims and never goes back, so no two holders of a job share a number.
     attempt: int = 0
-    # The store's proof that a holder still holds; opaque, and an extend may move it.
+    # The store's proof that a holder still holds: opaque, of this one claim, and an extend may
+    # move it. Unlike the attempt it can't come again when an id is used anew.
     fence: int = 0
     # Runs that failed (they drive the retry policy) and leases that ran out (they find poison).
     failures: int = 0
@@ -106,8 +107,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lease_until_ms: int | None = None
     # A cancel came while the job was RUNNING: it may finish, but it will not run again.
     asked: bool = False
-    # The attempt that was last settled: how a repeated settle is recognised.
-    settled: int = 0
+    # The fence that was last settled: how a repeated settle is recognised.
+    settled: int | None = None
     ended_ms: int | None = None
     error: str | None = None
     # What the task returned, as JSON text.
@@ -211,7 +212,7 @@ def dead(
 # --- The steps
 
 
-def claimed(job: Job, *, worker: str, now_ms: int, lease_ms: int) -> Job:
+def claimed(job: Job, *, worker: str, fence: int, now_ms: int, lease_ms: int) -> Job:
     """The job in the hand of `worker`. Taking over from a lost one is counted and remembered."""
     history, takeovers = job.history, job.takeovers
     if job.state is State.RUNNING:
@@ -221,6 +222,7 @@ def claimed(job: Job, *, worker: str, now_ms: int, lease_ms: int) -> Job:
         job,
         state=State.RUNNING,
         attempt=job.attempt + 1,
+        fence=fence,
         takeovers=takeovers,
         worker=worker,
         lease_until_ms=now_ms + lease_ms,
@@ -243,7 +245,7 @@ def settled(job: Job, settlement: Settlement) -> Job:
         failures=job.failures + settlement.failed,
         lease_until_ms=None,
         asked=False,
-        settled=settlement.job.attempt,
+        settled=settlement.job.fence,
         ended_ms=settlement.ended_ms if state.ended else None,
         error=settlement.error,
         result=settlement.result,
@@ -316,6 +318,11 @@ def lost_run(job: Job) -> Run:
 
 def remember(history: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
     return (*history, run)[-HISTORY_LIMIT:]
+
+
+def new_fence() -> int:
+    """A number that no other claim has; small enough for a JSON number anywhere."""
+    return secrets.randbits(53)
 
 
 def new_id(now_ms: int) -> str:

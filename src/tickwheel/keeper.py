@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 
-from tickwheel.clock import Clock, StoreClock
+from tickwheel.clock import S_NS, Clock, StoreClock
 from tickwheel.contact import Contact
 from tickwheel.errors import TickwheelError
 from tickwheel.hand import Hand, Held, Stop
@@ -60,11 +60,16 @@ class Keeper:
         jobs = [each.job for each in held]
         answers = await self._contact.insist(
             lambda: self._store.extend(jobs, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms),
-            while_=lambda: True,
+            while_=lambda: any(self._holds(job) for job in jobs),
         )
-        assert answers is not None
+        if answers is None:
+            # The store is away, and by our own clock the leases are over: others may have the jobs.
+            answers = [None] * len(held)
         for each, answer in zip(held, answers, strict=True):
             self._heed(each, answer)
+
+    def _holds(self, job: Job) -> bool:
+        return job.lease_until_ms is not None and job.lease_until_ms > self._clock.now_ms()
 
     def _heed(self, held: Held, answer: Job | None) -> None:
         if self._hand.get(held.job.id) is not held:
@@ -99,7 +104,7 @@ class Guard:
         self._beat_s = lease_ms / PARTS / 2 / 1000
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._last_beat = own_clock.monotonic()
+        self._last_beat_ns = own_clock.monotonic_ns()
         self._ended = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._watch, name="tickwheel-guard", daemon=True)
@@ -115,7 +120,7 @@ class Guard:
         self._thread.join(self._beat_s)
 
     def _beat(self) -> None:
-        self._last_beat = self._own_clock.monotonic()
+        self._last_beat_ns = self._own_clock.monotonic_ns()
         self._timer = self._loop.call_later(self._beat_s, self._beat)
 
     # --- In the thread
@@ -126,7 +131,7 @@ class Guard:
                 asyncio.run(self._stand_in())
 
     def _standing_s(self) -> float:
-        return self._own_clock.monotonic() - self._last_beat
+        return (self._own_clock.monotonic_ns() - self._last_beat_ns) / S_NS
 
     async def _stand_in(self) -> None:
         """Keep the leases until the loop moves again."""

@@ -102,8 +102,8 @@ class Store(Protocol):
     def twin(self) -> Store:
         """Another handle on the same jobs, not yet open, for another event loop or thread."""
 
-    async def time(self) -> float:
-        """The store's clock, in milliseconds since the epoch."""
+    async def time_ns(self) -> int:
+        """The store's clock, in nanoseconds since the epoch."""
 
     # --- Jobs
 

@@ -20,7 +20,7 @@ from types import CodeType
 
 from tickwheel.attempt import Runner, timeout_ms
 from tickwheel.batch import Batcher
-from tickwheel.clock import Clock, StoreClock
+from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock
 from tickwheel.contact import Contact
 from tickwheel.errors import UnknownTask
 from tickwheel.hand import Hand, Held, Stop
@@ -134,9 +134,18 @@ class Worker:
                 for chore in running:
                     chore.cancel()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._runner.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Whatever ended the worker, leave no timer, run or thread of it behind."""
+        self._stopping.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        for held in self._hand:
+            if held.run is not None:
+                held.stop = held.stop or Stop.RELEASE
+                held.run.cancel()
+        self._runner.close()
 
     async def _work_and_wind_up(self) -> None:
         while not self._stopping.is_set():
@@ -242,7 +251,7 @@ class Worker:
             self._timer = None
         if next_ms is not None:
             self._timer_ms = next_ms
-            delay_s = next_ms / 1000 - self._clock.now()
+            delay_s = (next_ms * MS_NS - self._clock.now_ns()) / S_NS
             self._timer = self._loop.call_later(max(delay_s, 0), self._rang)
 
     def _rang(self) -> None:
@@ -425,7 +434,7 @@ class Worker:
         await self._contact.insist(lambda: self._store.beat(self._info()), while_=lambda: True)
         if self._clock.stale(MEASURE_S):
             await self._contact.insist(
-                lambda: self._clock.measure(self._store.time), while_=lambda: True
+                lambda: self._clock.measure(self._store.time_ns), while_=lambda: True
             )
             self._arm()
         await asyncio.sleep(self._options.lease_ms / PARTS / 1000)
@@ -443,7 +452,7 @@ class Worker:
             gone_after_ms=0 if gone else self._options.lease_ms,
             held=len(self._hand),
             running=self._hand.running,
-            offset_ms=self._clock.offset_s * 1000,
+            offset_ms=self._clock.offset_ms,
         )
 
     async def _prune(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from stores import ODD_NAMES, Harness, unfenced
 
+from stores import ODD_NAMES, Harness, unfenced
 from tickwheel.job import ENDED, Job, State
 
 MIB = 1024 * 1024
@@ -155,7 +155,10 @@ async def test_a_payload_of_a_mebibyte_comes_back_whole(h: Harness) -> None:
     assert (await h.claim_one()).payload == payload
 
 
-@pytest.mark.parametrize("payload", ["", "not JSON", "{'\"\\", '"\\u0000"', "注文\n\t🕰️", "null", "1"])
+OPAQUE = ["", "not JSON", "{'\"\\", '"\\u0000"', "注文\n\t🕰️", "null", "1"]
+
+
+@pytest.mark.parametrize("payload", OPAQUE)
 async def test_a_payload_is_opaque(h: Harness, payload: str) -> None:
     await h.add(h.job(payload=payload))
     assert (await h.get()).payload == payload

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from stores import Harness, unfenced
 
+from stores import Harness, unfenced
 from tickwheel.job import HISTORY_LIMIT, Outcome, Priority, State
 
 # --- What a claim hands out
@@ -26,7 +26,7 @@ async def test_a_claim_hands_out_the_job_as_the_store_has_it(h: Harness) -> None
     added = h.job(queue="orders", payload='{"a": 1}', priority=2)
     await h.add(added)
     job = await h.claim_one(queues=["orders"])
-    assert job == await h.get()
+    assert unfenced(job) == unfenced(await h.get())
     assert (job.payload, job.priority, job.due_ms) == ('{"a": 1}', 2, added.due_ms)
 
 

@@ -58,8 +58,8 @@ class MemoryStore:
     def twin(self) -> MemoryStore:
         return self
 
-    async def time(self) -> float:
-        return self._clock.now() * 1000
+    async def time_ns(self) -> int:
+        return self._clock.now_ns()
 
     # --- Jobs
 
@@ -81,10 +81,11 @@ class MemoryStore:
         with self._lock:
             self._collect(now_ms)
             jobs = [self._jobs[id] for id in self._take(queues, limit, now_ms)]
+            fence = life.new_fence()
             taken = [
-                life.claimed(job, worker=worker, now_ms=now_ms, lease_ms=lease_ms) for job in jobs
+                life.claimed(job, worker=worker, fence=fence, now_ms=now_ms, lease_ms=lease_ms)
+                for job in jobs
             ]
-            taken = [msgspec.structs.replace(job, fence=job.attempt) for job in taken]
             for job in taken:
                 self._put(job)
         return taken
@@ -155,7 +156,7 @@ class MemoryStore:
         current = self._jobs.get(job.id)
         if current is None:
             return False
-        if current.settled == job.attempt:
+        if current.settled == job.fence:
             return True
         if current.fence != job.fence or not life.held(current, now_ms=now_ms):
             return False

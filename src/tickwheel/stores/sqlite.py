@@ -109,8 +109,8 @@ class SqliteStore:
     def twin(self) -> SqliteStore:
         return SqliteStore(self._path, clock=self._clock, ahead_ms=self.ahead_ms, sync=self._sync)
 
-    async def time(self) -> float:
-        return self._clock.now() * 1000
+    async def time_ns(self) -> int:
+        return self._clock.now_ns()
 
     async def _write(self, step: Callable[..., T], *args: Any) -> T:
         """Run a step in one transaction: all of it is on disk when this returns, or none."""

@@ -34,7 +34,6 @@ _JOB = (
         f"'{name}', {column}"
         for name, column in {
             **{field: field for field in Job.__struct_fields__},
-            "fence": "attempt",
             "history": "json(history)",
         }.items()
     )
@@ -121,23 +120,23 @@ def claim(
     pick = _picks.setdefault(len(queues), _picking(len(queues)))
     bindings = where | {f"q{i}": queue for i, queue in enumerate(queues)}
     found = _numbered_jobs.decode(db.execute(pick, bindings).get)
-    now_ms = where["now"]
+    now_ms, fence = where["now"], life.new_fence()
 
     # Almost all were waiting, and one statement moves those. The others are decided one by one.
     fresh = [n for n, job in found if job.state is State.WAITING]
     if fresh:
         db.execute(
-            """update job set state = 'running', attempt = attempt + 1, worker = ?,
+            """update job set state = 'running', attempt = attempt + 1, fence = ?, worker = ?,
                               lease_until_ms = ?
                where n in (select value from json_each(?))""",
-            (worker, now_ms + lease_ms, _encode(fresh).decode()),
+            (fence, worker, now_ms + lease_ms, _encode(fresh).decode()),
         )
     claimed, lost = [], []
     for n, job in found:
         if job.asked:
             lost.append((n, life.cancelled(job, now_ms=now_ms)))
             continue
-        taken = life.claimed(job, worker=worker, now_ms=now_ms, lease_ms=lease_ms)
+        taken = life.claimed(job, worker=worker, fence=fence, now_ms=now_ms, lease_ms=lease_ms)
         claimed.append(taken)
         if job.state is State.RUNNING:
             lost.append((n, taken))
@@ -151,10 +150,10 @@ class _Standing(msgspec.Struct, array_like=True):
     id: str
     n: int
     state: State
-    attempt: int
+    fence: int
     lease_until_ms: int | None
     asked: bool
-    settled: int
+    settled: int | None
 
 
 _standings = msgspec.json.Decoder(list[_Standing], strict=False)
@@ -163,7 +162,7 @@ _standings = msgspec.json.Decoder(list[_Standing], strict=False)
 def _stand(db: apsw.Connection, ids: Sequence[str]) -> dict[str, _Standing]:
     text = db.execute(
         """select json_group_array(
-               json_array(id, n, state, attempt, lease_until_ms, asked, settled))
+               json_array(id, n, state, fence, lease_until_ms, asked, settled))
            from job where id in (select value from json_each(?))""",
         (_encode(ids).decode(),),
     ).get
@@ -174,7 +173,7 @@ def _holds(standing: _Standing | None, job: Job, now_ms: int) -> bool:
     return (
         standing is not None
         and standing.state is State.RUNNING
-        and standing.attempt == job.attempt
+        and standing.fence == job.fence
         and standing.lease_until_ms is not None
         and standing.lease_until_ms > now_ms
     )
@@ -206,7 +205,7 @@ def settle(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) 
         job = settlement.job
         standing = standings.get(job.id)
         if standing is None or not _holds(standing, job, now_ms):
-            answers.append(standing is not None and standing.settled == job.attempt)
+            answers.append(standing is not None and standing.settled == job.fence)
             continue
         # Only its holder changes a job in hand, but for the wish that it stop: so the holder's
         # copy is the job as it stands.
@@ -272,7 +271,7 @@ def _forget(db: apsw.Connection, ns: Sequence[Any]) -> None:
 
 
 _CHANGED = (
-    "state", "due_ms", "attempt", "failures", "takeovers", "worker", "lease_until_ms", "asked",
+    "state", "due_ms", "attempt", "fence", "failures", "takeovers", "worker", "lease_until_ms", "asked",
     "settled", "ended_ms", "error", "result", "history",
 )  # fmt: skip
 
@@ -288,7 +287,7 @@ def _write_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None
         return
     rows = [
         (
-            n, job.state, job.due_ms, job.attempt, job.failures, job.takeovers, job.worker,
+            n, job.state, job.due_ms, job.attempt, job.fence, job.failures, job.takeovers, job.worker,
             job.lease_until_ms, int(job.asked), job.settled, job.ended_ms, job.error, job.result,
             job.history,
         )

@@ -1,0 +1,97 @@
+"""A small world in virtual time: an app on `memory://`, workers that can crash, and a record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+from tickwheel import App
+from tickwheel.clock import Clock, LoopClock, StoreClock
+from tickwheel.job import Job
+from tickwheel.store import Store
+from tickwheel.stores.memory import MemoryStore
+from tickwheel.testing import FaultyStore, run_virtual
+from tickwheel.worker import Worker, WorkerOptions
+
+
+class Node:
+    """A worker with a line of its own to the store."""
+
+    def __init__(self, worker: Worker, line: FaultyStore) -> None:
+        self.worker = worker
+        self.line = line
+        self._task = asyncio.create_task(worker.run())
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    async def crash(self) -> None:
+        """What `kill -9` does: no settle, no release, nothing more is heard of it."""
+        self.line.away = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def stop(self) -> None:
+        self.worker.stop()
+        await self._task
+
+
+class World:
+    """Everything shares one virtual clock, unless a node is given a wrong one."""
+
+    def __init__(self) -> None:
+        self.clock = LoopClock()
+        self.store = MemoryStore(clock=self.clock)
+        self.app = App(self.store, clock=self.clock)
+        self.nodes: list[Node] = []
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ns() // 1_000_000
+
+    async def node(
+        self, *, clock: Clock | None = None, line: FaultyStore | None = None, **options: Any
+    ) -> Node:
+        own, line = clock or self.clock, line or FaultyStore(self.store)
+        store_clock = StoreClock(own)
+        await store_clock.measure(self.store.time_ns)
+        options.setdefault("queues", self.app.tasks.queues())
+        worker = Worker(
+            cast(Store, line),
+            self.app.tasks,
+            store_clock,
+            own,
+            WorkerOptions(**options),
+            guarded=False,
+        )
+        self.nodes.append(Node(worker, line))
+        return self.nodes[-1]
+
+    async def stored(self, id: str) -> Job:
+        [job] = await self.store.get([id])
+        assert job is not None
+        return job
+
+    async def until(self, happened: Callable[[], Awaitable[bool]], *, within_s: float) -> None:
+        async with asyncio.timeout(within_s):
+            while not await happened():
+                await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.crash()
+
+
+def virtual(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Run a story in a new world."""
+
+    async def tell() -> None:
+        world = World()
+        try:
+            await story(world)
+        finally:
+            await world.close()
+
+    run_virtual(tell())

@@ -1,0 +1,378 @@
+"""Any store against the model: random steps, and some that are aimed at where leases are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from model import Claim, Model, Record
+from stores import KNOWN
+from tickwheel.job import Job, Outcome, Settlement, State
+from tickwheel.schedule import Schedule
+from tickwheel.store import Query
+
+T = TypeVar("T")
+
+# Few of everything, so that steps meet one another.
+IDS = ("a", "b", "c")
+QUEUES = ("q1", "q2")
+WORKERS = ("ann", "bob")
+KINDS = (Outcome.DONE, Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE, Outcome.DEAD)
+LEASE = 1000
+# Claims that the machine remembers, the latest last.
+REMEMBERED = 12
+
+# A store with a disk under it gets fewer steps for its time.
+EXAMPLES = {"memory": 250, "sqlite": 80}
+
+delays = st.sampled_from([0, 1, 500, 999, 1000, 1001, 2000, 5000])
+id_lists = st.lists(st.sampled_from(IDS), min_size=1, max_size=3)
+
+
+@dataclass(eq=False)
+class Hand:
+    """What a worker has: the claim by the model, and the job as it was first and last handed."""
+
+    claim: Claim
+    first: Job
+    last: Job
+
+
+@dataclass(eq=False)
+class Sent:
+    """A settlement that was sent once, and may be sent again."""
+
+    hand: Hand
+    settlement: Settlement
+
+
+def seen(job: Job) -> dict[str, Any]:
+    """A store's job in the model's words."""
+    return Record(
+        queue=job.queue,
+        priority=job.priority,
+        due=job.due_ms,
+        state=job.state.value,
+        attempt=job.attempt,
+        failures=job.failures,
+        takeovers=job.takeovers,
+        worker=job.worker,
+        lease=job.lease_until_ms,
+        asked=job.asked,
+        ended=job.ended_ms,
+        error=job.error,
+        result=job.result,
+        runs=[(run.attempt, run.worker, run.outcome.value, run.due_ms) for run in job.history],
+    ).view()
+
+
+class StoreMachine(RuleBasedStateMachine):
+    name: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.hands: list[Hand] = []
+        self.sent: list[Sent] = []
+        self.reads: list[tuple[Schedule, int]] = []
+        self.folder = tempfile.mkdtemp(prefix="tickwheel-model-")
+        self.runner = asyncio.Runner()
+        self.h = KNOWN[self.name](Path(self.folder))
+
+    @initialize()
+    def open(self) -> None:
+        self.run(self.h.open())
+
+    def teardown(self) -> None:
+        self.run(self.h.close())
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+    def run(self, step: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(step)
+
+    # --- Jobs
+
+    @rule(
+        ids=id_lists,
+        queue=st.sampled_from(QUEUES),
+        priority=st.integers(0, 2),
+        delay=delays,
+    )
+    def add(self, ids: list[str], queue: str, priority: int, delay: int) -> None:
+        jobs = [self.h.job(id, queue=queue, priority=priority, delay_ms=delay) for id in ids]
+        expected = [self.added(job) for job in jobs]
+        assert self.run(self.h.store.add(jobs)) == expected
+
+    def added(self, job: Job) -> bool:
+        return self.model.add(job.id, Record(job.queue, job.priority, job.due_ms))
+
+    @rule(
+        queues=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=2),
+        worker=st.sampled_from(WORKERS),
+        limit=st.integers(0, 4),
+        lease=st.sampled_from([1, LEASE, 3 * LEASE]),
+    )
+    def claim(self, queues: list[str], worker: str, limit: int, lease: int) -> None:
+        now, ahead = self.h.now, self.h.store.ahead_ms
+        claimable = self.model.claimable(queues, now, ahead)
+        abandoned = self.model.abandoned(queues, now)
+        jobs = self.run(self.h.claim(limit, worker=worker, queues=queues, lease_ms=lease))
+        ids = [job.id for job in jobs]
+
+        assert len(set(ids)) == len(ids) <= limit
+        assert set(ids) <= claimable
+        # A store may spend its limit on jobs that it finds abandoned, but on nothing else.
+        assert len(ids) >= min(limit - len(abandoned), len(claimable))
+        priorities = [job.priority for job in jobs]
+        left = [self.model.jobs[id].priority for id in claimable - set(ids)]
+        assert priorities == sorted(priorities, reverse=True)
+        assert not left or not priorities or max(left) <= min(priorities)
+
+        for job in jobs:
+            claim = self.model.claim(job.id, worker, now, lease)
+            assert seen(job) == claim.record.view()
+            self.hands = [*self.hands, Hand(claim, job, job)][-REMEMBERED:]
+        if limit >= len(ids) + len(abandoned) > 0:
+            found = self.run(self.h.store.get(sorted(abandoned)))
+            assert all(job is not None and job.state is State.CANCELLED for job in found)
+
+    @precondition(lambda self: self.hands)
+    @rule(data=st.data(), lease=st.sampled_from([LEASE, 5 * LEASE]), old=st.booleans())
+    def extend(self, data: st.DataObject, lease: int, old: bool) -> None:
+        hand = data.draw(st.sampled_from(self.hands))
+        job = hand.first if old else hand.last
+        ours = self.model.extend(job.id, hand.claim, self.h.now, lease)
+        extended = self.run(self.h.extend(job, lease_ms=lease))
+        assert (extended is not None) == ours
+        if extended is not None:
+            assert seen(extended) == hand.claim.record.view()
+            hand.last = extended
+
+    @precondition(lambda self: self.hands)
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(KINDS),
+        delay=delays,
+        old=st.booleans(),
+        text=st.sampled_from(["x", "y"]),
+    )
+    def settle(self, data: st.DataObject, kind: Outcome, delay: int, old: bool, text: str) -> None:
+        hand = data.draw(st.sampled_from(self.hands))
+        job = hand.first if old else hand.last
+        sent = Sent(hand, self.h.settlement(kind, job, delay_ms=delay, text=text))
+        self.sent = [*self.sent, sent][-REMEMBERED:]
+        self.send(sent)
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def settle_again(self, data: st.DataObject) -> None:
+        self.send(data.draw(st.sampled_from(self.sent)))
+
+    def send(self, sent: Sent) -> None:
+        settlement = sent.settlement
+        expected = self.model.settle(
+            settlement.job.id,
+            sent.hand.claim,
+            sent,
+            kind=settlement.outcome.value,
+            now=self.h.now,
+            due=settlement.due_ms,
+            error=settlement.error,
+            result=settlement.result,
+        )
+        answer = self.run(self.h.settle(settlement))
+        assert expected is None or answer == expected
+
+    @rule(ids=id_lists)
+    def cancel(self, ids: list[str]) -> None:
+        ids = list(dict.fromkeys(ids))
+        expected = [self.model.cancel(id, self.h.now) for id in ids]
+        assert self.run(self.h.store.cancel(ids, now_ms=self.h.now)) == expected
+
+    @rule(ids=id_lists)
+    def rerun(self, ids: list[str]) -> None:
+        ids = list(dict.fromkeys(ids))
+        expected = [self.model.rerun(id, self.h.now) for id in ids]
+        assert self.run(self.h.store.rerun(ids, now_ms=self.h.now)) == expected
+
+    @rule(ids=id_lists)
+    def delete(self, ids: list[str]) -> None:
+        ids = list(dict.fromkeys(ids))
+        expected = [self.model.delete(id) for id in ids]
+        assert self.run(self.h.store.delete(ids)) == expected
+
+    @rule(
+        states=st.lists(st.sampled_from(State), min_size=1, max_size=3, unique=True),
+        ago=st.sampled_from([0, 1, LEASE]),
+        limit=st.integers(0, 3),
+    )
+    def prune(self, states: list[State], ago: int, limit: int) -> None:
+        before = self.h.now - ago
+        prunable = self.model.prunable([state.value for state in states], before)
+        pruned = self.run(self.h.store.prune(states, before_ms=before, limit=limit))
+        assert pruned == min(limit, len(prunable))
+        found = self.run(self.h.store.get(sorted(prunable)))
+        gone = [id for id, job in zip(sorted(prunable), found, strict=True) if job is None]
+        assert len(gone) == pruned
+        assert all([self.model.delete(id) for id in gone])
+
+    @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
+    def pause(self, queue: str, paused: bool) -> None:
+        (self.model.paused.add if paused else self.model.paused.discard)(queue)
+        self.run(self.h.store.pause(queue, paused))
+
+    @rule(ms=st.sampled_from([1, 499, LEASE - 1, LEASE, LEASE + 1, 5 * LEASE]))
+    def pass_time(self, ms: int) -> None:
+        self.run(self.h.pass_time(ms))
+
+    # --- Aimed steps: what random ones come to only now and then
+
+    @precondition(lambda self: any(job.state == "running" for job in self.model.jobs.values()))
+    @rule(thief=st.sampled_from(["cy", *WORKERS]))
+    def lose_every_lease_to_another_worker(self, thief: str) -> None:
+        """So that the hands that were remembered are stale, and settle late."""
+        for queue in QUEUES:
+            self.pause(queue, False)
+        self.pass_time(5 * LEASE)
+        self.claim(list(QUEUES), thief, 10, LEASE)
+
+    @precondition(lambda self: len(self.hands) > 1)
+    @rule(kind=st.sampled_from(KINDS))
+    def settle_all_but_the_last_hand_late(self, kind: Outcome) -> None:
+        for hand in self.hands[:-1]:
+            self.send(Sent(hand, self.h.settlement(kind, hand.last, text="late")))
+
+    @precondition(lambda self: self.hands)
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS))
+    def use_the_id_of_a_hand_anew(self, data: st.DataObject, worker: str) -> None:
+        """So that an old hand and a new one have the same id and the same attempt."""
+        id = data.draw(st.sampled_from(self.hands)).first.id
+        self.pass_time(5 * LEASE)
+        self.cancel([id])
+        self.delete([id])
+        self.add([id], QUEUES[0], 1, 0)
+        self.pause(QUEUES[0], False)
+        self.claim([QUEUES[0]], worker, 4, LEASE)
+
+    @precondition(lambda self: any(job.asked for job in self.model.jobs.values()))
+    @rule()
+    def abandon_what_was_asked_to_stop(self) -> None:
+        for queue in QUEUES:
+            self.pause(queue, False)
+        self.pass_time(5 * LEASE)
+        self.claim(list(QUEUES), "ann", 10, LEASE)
+
+    # --- The schedule
+
+    @rule(delay=delays)
+    def put_schedule(self, delay: int) -> None:
+        new = Schedule(name="s", rule="{}", next_ms=self.h.now + delay)
+        stored = self.run(self.h.store.put_schedule(new))
+        self.read(stored, self.model.move_schedule())
+
+    @rule()
+    def delete_schedule(self) -> None:
+        there = self.model.version is not None
+        self.model.version = None
+        assert self.run(self.h.store.delete_schedule("s")) == there
+
+    @precondition(lambda self: self.model.version is not None)
+    @rule()
+    def read_schedule(self) -> None:
+        [found] = self.run(self.h.store.schedules())
+        assert self.model.version is not None
+        self.read(found, self.model.version)
+
+    def read(self, schedule: Schedule, version: int) -> None:
+        self.reads = [*self.reads, (schedule, version)][-4:]
+
+    @precondition(lambda self: self.reads)
+    @rule(data=st.data(), ids=id_lists, delay=delays)
+    def fire(self, data: st.DataObject, ids: list[str], delay: int) -> None:
+        schedule, version = data.draw(st.sampled_from(self.reads))
+        jobs = [self.h.job(id, queue=QUEUES[0], delay_ms=delay) for id in ids]
+        expected = version == self.model.version
+        if expected:
+            self.model.move_schedule()
+            for job in jobs:
+                self.added(job)
+        next_ms = self.h.now + delay
+        assert self.run(self.h.store.fire(schedule, jobs, next_ms=next_ms)) == expected
+
+    # --- After every step
+
+    @invariant()
+    def every_job_is_as_the_model_says(self) -> None:
+        found = self.run(self.h.store.get(IDS))
+        for id, job in zip(IDS, found, strict=True):
+            record = self.model.jobs.get(id)
+            assert (job is None) == (record is None), id
+            if job is None or record is None:
+                continue
+            # When a store comes across an abandoned job is its own affair.
+            if job.state is State.CANCELLED and record.asked and record.lost(self.h.now):
+                assert record.lease is not None and job.ended_ms is not None
+                assert record.lease <= job.ended_ms <= self.h.now
+                self.model.abandon(id, job.ended_ms)
+            assert seen(job) == record.view()
+        self.every_count_is_exact()
+
+    def every_count_is_exact(self) -> None:
+        found = {
+            info.name: {s.value: n for s in State if (n := getattr(info, s.value))}
+            for info in self.run(self.h.store.queues())
+        }
+        assert found == self.model.counts()
+
+    @rule(
+        state=st.none() | st.sampled_from(State),
+        queue=st.none() | st.sampled_from(QUEUES),
+        limit=st.integers(1, 3),
+    )
+    def find(self, state: State | None, queue: str | None, limit: int) -> None:
+        query, cursor = Query(state=state, queue=queue), None
+        found: list[str] = []
+        while True:
+            page = self.run(self.h.store.find(query, cursor=cursor, limit=limit))
+            found += [job.id for job in page.jobs]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert sorted(found) == sorted(
+            id
+            for id, job in self.model.jobs.items()
+            if state in (None, job.state) and queue in (None, job.queue)
+        )
+
+
+def test_a_store_does_what_the_model_does(timeless: str) -> None:
+    class Machine(StoreMachine):
+        name = timeless
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=EXAMPLES[timeless],
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
