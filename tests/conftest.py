@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 from stores import KNOWN, STORES, TIMELESS, Harness, chosen
+
+# For planted faults (`make mutants`): that a failure is found matters, not its shortest story.
+settings.register_profile("find", phases=[Phase.explicit, Phase.generate])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -144,6 +144,12 @@ class Harness:
         held = {job.id: job for job in await self.claim(len(jobs), worker=worker, queues=queues)}
         return [held[job.id] for job in jobs]
 
+    def never_claimed(self, id: str = "job") -> Job:
+        """A job as a claim would hand it out, which no claim ever did."""
+        return life.claimed(
+            self.job(id), worker="ann", fence=1, now_ms=self.now, lease_ms=self.lease_ms
+        )
+
     async def ended(self, state: State, id: str = "job", *, queue: str = "default") -> Job:
         """A job that has come to its end in this state."""
         await self.add(self.job(id, queue=queue))

@@ -102,7 +102,7 @@ async def test_a_settled_job_cannot_be_extended(h: Harness, outcome: Outcome) ->
 async def test_a_job_that_nobody_holds_cannot_be_extended(h: Harness) -> None:
     await h.add(h.job("waiting"))
     waiting = await h.get("waiting")
-    unknown = life.claimed(h.job("unknown"), worker="ann", now_ms=h.now, lease_ms=h.lease_ms)
+    unknown = h.never_claimed("unknown")
     answers = await h.store.extend([waiting, unknown], now_ms=h.now, lease_ms=h.lease_ms)
     assert answers == [None, None]
     assert await h.store.get(["unknown"]) == [None]
@@ -306,7 +306,7 @@ async def test_a_job_that_was_never_claimed_cannot_be_settled(h: Harness) -> Non
 
 
 async def test_an_unknown_job_cannot_be_settled(h: Harness) -> None:
-    unknown = life.claimed(h.job(), worker="ann", now_ms=h.now, lease_ms=h.lease_ms)
+    unknown = h.never_claimed()
     assert not await h.settle(h.done(unknown))
     assert await h.store.get(["job"]) == [None]
     assert await h.store.queues() == []
@@ -317,7 +317,7 @@ async def test_settle_answers_in_the_order_of_the_question(h: Harness) -> None:
     await h.lose_leases()
     await h.claim_one(worker="bob")
     a, b = await h.claimed(h.job("a"), h.job("b"))
-    unknown = life.claimed(h.job("unknown"), worker="ann", now_ms=h.now, lease_ms=h.lease_ms)
+    unknown = h.never_claimed("unknown")
     settlements = [h.done(job) for job in (b, lost, unknown, a)]
     assert await h.store.settle(settlements, now_ms=h.now) == [True, False, False, True]
     assert await h.counts() == {"running": 1, "done": 2}

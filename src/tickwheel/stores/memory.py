@@ -92,14 +92,13 @@ class MemoryStore:
 
     def _collect(self, now_ms: int) -> None:
         """Move what has become claimable from the wheels to the ready heaps."""
-        for id in self._leases.advance(now_ms):
-            job = self._jobs[id]
+        lost, due = self._leases.advance(now_ms), self._due.advance(now_ms + self.ahead_ms)
+        jobs = [self._jobs[id] for id in (*lost, *due)]
+        for job in sorted(jobs, key=self._claimable_ms):
             if job.asked:
                 self._put(life.cancelled(job, now_ms=now_ms))
             else:
                 self._make_ready(job)
-        for id in self._due.advance(now_ms + self.ahead_ms):
-            self._make_ready(self._jobs[id])
 
     def _make_ready(self, job: Job) -> None:
         order = self._place[job.id] = next(self._order)
@@ -115,7 +114,7 @@ class MemoryStore:
             if not self._live(entry):
                 continue
             # The clock of this caller may be behind that of the one who made the entry.
-            if self._claimable_ms(entry) > now_ms:
+            if self._claimable_ms(self._jobs[entry[2]]) > now_ms:
                 too_soon.append((heap, entry))
             else:
                 taken.append(entry[2])
@@ -129,8 +128,7 @@ class MemoryStore:
     def _live(self, entry: _Entry) -> bool:
         return self._place.get(entry[2]) == entry[1]
 
-    def _claimable_ms(self, entry: _Entry) -> int:
-        job = self._jobs[entry[2]]
+    def _claimable_ms(self, job: Job) -> int:
         return job.lease_until_ms or job.due_ms - self.ahead_ms
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
@@ -253,7 +251,7 @@ class MemoryStore:
             while heap and not self._live(heap[0]):
                 heapq.heappop(heap)
             if heap:
-                moments.append(self._claimable_ms(heap[0]))
+                moments.append(self._claimable_ms(self._jobs[heap[0][2]]))
         due, lease = self._due.next_ms(), self._leases.next_ms()
         moments += [due - self.ahead_ms] if due is not None else []
         moments += [lease] if lease is not None else []

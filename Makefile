@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help setup demo check test bench mutants clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with everything that the other targets need
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
+		hypothesis import-linter mypy pytest pytest-randomly pytest-timeout ruff
+	@touch $@
+
+demo: setup ## orders, deadlines and a killed worker, on the embedded store
+	@$(BIN)/python examples/orders.py
+
+check: setup ## format, lint, types, imports, and every test without a process or a server
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit tests/engine
+
+test: check ## all tests
+	$(BIN)/python -m pytest -q tests
+
+bench: setup ## measure on this machine; tables here, JSON in bench/results
+	$(BIN)/python -m bench
+
+mutants: setup ## plant a fault for each invariant and see a test fail
+	$(BIN)/python tests/mutants.py
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
