@@ -136,6 +136,17 @@ async def test_a_caller_whose_clock_is_ahead_ends_no_lease_for_others(h: Harness
     assert await h.settle(h.done(held))
 
 
+async def test_a_caller_whose_clock_is_ahead_ends_no_asked_job_of_other_queues(h: Harness) -> None:
+    [held] = await h.claimed(h.job())
+    await h.store.cancel(["job"], now_ms=h.now)
+    in_an_hour = h.now + 3_600_000
+    await h.store.claim(
+        ["another"], worker="fast", limit=10, now_ms=in_an_hour, lease_ms=h.lease_ms
+    )
+    assert (await h.get()).state is State.RUNNING
+    assert await h.settle(h.done(held))
+
+
 # --- In which order
 
 

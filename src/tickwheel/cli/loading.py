@@ -164,11 +164,11 @@ async def open_app(app: App) -> None:
 
 def _must_be_there(url: str) -> None:
     """Refuse to look at a store that is not there: opening would make an empty one of it."""
-    where = urlsplit(url)
-    if where.scheme == "memory":
+    scheme, _, where = url.partition("://")
+    if scheme == "memory":
         raise BadConfig("memory:// lives inside the process that made it and can't be seen here")
-    if where.scheme == "sqlite":
-        path = Path(unquote(where.path)[1:])
+    if scheme == "sqlite":
+        path = Path(unquote(where.partition("?")[0])[1:])
         if not path.exists():
             raise StoreUnavailable(
                 f"there is no store at {path.absolute()}; a worker or the first job creates it, "

@@ -130,8 +130,8 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> Non
     _print(table, _room(columns, cells))
 
 
-def show_fields(fields: Iterable[tuple[str, Cell]]) -> None:
-    """Print names and values on stdout, one below the other."""
+def show_fields(fields: Iterable[tuple[str, Cell]], *, stderr: bool = False) -> None:
+    """Print names and values, one below the other."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, GAP, 0, 0))
@@ -139,7 +139,7 @@ def show_fields(fields: Iterable[tuple[str, Cell]]) -> None:
     table.add_column(overflow="fold")
     for name, value in fields:
         table.add_row(name, _text(value))
-    _print(table, 0)
+    _print(table, 0, stderr=stderr)
 
 
 def _text(cell: Cell) -> Text:
@@ -158,18 +158,19 @@ def _room(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
     return room
 
 
-def _print(table: Table, room: int) -> None:
-    console = _console(room)
+def _print(table: Table, room: int, *, stderr: bool = False) -> None:
+    console = _console(room, stderr)
     with console.capture() as printed:
         console.print(table)
     lines = (line.rstrip() for line in printed.get().splitlines())
-    typer.echo("\n".join(lines), color=True)
+    typer.echo("\n".join(lines), err=stderr, color=True)
 
 
-def _console(room: int) -> Console:
+def _console(room: int, stderr: bool) -> Console:
     from rich.console import Console
 
     console = Console(
+        stderr=stderr,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         highlight=False,
         markup=False,
@@ -177,5 +178,5 @@ def _console(room: int) -> Console:
     )
     # Where the terminal is too narrow for an id, its own wrapping is better than ours: a line
     # that the terminal wrapped is still copied as one.
-    console.width = max(console.width, room) if sys.stdout.isatty() else UNLIMITED
+    console.width = max(console.width, room) if console.file.isatty() else UNLIMITED
     return console

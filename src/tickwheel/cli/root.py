@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("interrupted")
         return INTERRUPTED
     except (TickwheelError, ExceptionGroup) as raised:
-        error = _innermost(raised)
-        if not isinstance(error, TickwheelError):
+        cause = _innermost(raised)
+        if not isinstance(cause, TickwheelError):
             raise
-        complain(str(error))
-        return _code(error)
+        complain(str(cause))
+        return _code(cause)
     return code if isinstance(code, int) else OK
 
 

@@ -1,0 +1,272 @@
+"""What a store and one worker process can do: adds, drain, punctuality, memory.
+
+    python -m bench.store [--store URL] [--quick]
+
+Everything runs in this process but for the memory figure, which needs a process of its own. Each
+figure stands beside a baseline taken in the same run, because machines differ and are noisy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import apsw
+
+from bench.report import Report, Row
+from tickwheel import App
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Subject:
+    """An app on the store under test, with the tasks that the figures need."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.app = App(url)
+        self.ran = 0
+        self.late_ms: list[float] = []
+
+        @self.app.task
+        async def nothing() -> None:
+            self.ran += 1
+
+        @self.app.task
+        async def on_time(due: float) -> None:
+            self.late_ms.append((time.time() - due) * 1000)
+
+        self.nothing, self.on_time = nothing, on_time
+
+
+@contextmanager
+def fresh(url: str | None) -> Iterator[Subject]:
+    """A subject on an empty store; without a URL, on a SQLite file of its own."""
+    with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
+        yield Subject(url or f"sqlite:///{folder}/jobs.db")
+
+
+# --- Adding
+
+
+async def adding(report: Report, url: str | None, count: int) -> None:
+    with fresh(url) as subject:
+        app, nothing = subject.app, subject.nothing
+        async with app:
+            start = time.perf_counter()
+            for _ in range(count // 100):
+                await nothing.using(delay=3600).enqueue()
+            one_by_one = count / 100 / (time.perf_counter() - start)
+
+            rates = []
+            for _ in range(5):
+                start = time.perf_counter()
+                await asyncio.gather(*(nothing.using(delay=3600).enqueue() for _ in range(1000)))
+                rates.append(1000 / (time.perf_counter() - start))
+            together = statistics.median(rates)
+
+            start = time.perf_counter()
+            jobs = [nothing.using(delay=3600).job() for _ in range(count)]
+            await app.enqueue_many(jobs)
+            many = count / (time.perf_counter() - start)
+
+    plain = plain_inserts(count)
+    report.add(Row("await enqueue, one after the other", one_by_one, "jobs/s"))
+    report.add(
+        Row(
+            *("await enqueue, 1,000 at once", together, "jobs/s", "one after the other"),
+            ratio=together / one_by_one,
+            goal="at least 10x",
+            met=together >= 10 * one_by_one,
+        )
+    )
+    report.add(
+        Row(
+            *("enqueue_many", many, "jobs/s", "bare SQLite inserts, no index"),
+            ratio=many / plain,
+            goal="at least 50,000/s",
+            met=many >= 50_000,
+        )
+    )
+
+
+def plain_inserts(count: int) -> float:
+    """The rate of inserts of the same size into a table without any index, 1,000 a commit."""
+    with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
+        db = apsw.Connection(f"{folder}/plain.db")
+        db.pragma("journal_mode", "wal")
+        db.pragma("synchronous", "full")
+        db.execute("create table job (a, b, c, d, e, f, g, h, i)")
+        row = ("1a1e208c4618e5ac154999558f5", "nothing", "{}", "default", 1, 10**12, 10**12, 1, 1)
+        start = time.perf_counter()
+        for _ in range(0, count, 1000):
+            with db:
+                db.executemany("insert into job values (?,?,?,?,?,?,?,?,?)", [row] * 1000)
+        return count / (time.perf_counter() - start)
+
+
+# --- Draining
+
+
+async def draining(report: Report, url: str | None, count: int) -> None:
+    with fresh(url) as subject:
+        app = subject.app
+        async with app:
+            await app.enqueue_many([subject.nothing.job() for _ in range(count)])
+            start = time.perf_counter()
+            async with app.worker(concurrency=500):
+                while subject.ran < count:
+                    await asyncio.sleep(0.02)
+                while (await app.queues())[0].done < count:
+                    await asyncio.sleep(0.005)
+                drained = count / (time.perf_counter() - start)
+
+    bare = await bare_tasks(count)
+    report.add(
+        Row(
+            *("one worker drains no-op jobs", drained, "jobs/s", "bare asyncio tasks, no store"),
+            ratio=drained / bare,
+            goal="at least 15,000/s",
+            met=drained >= 15_000,
+        )
+    )
+
+
+async def bare_tasks(count: int) -> float:
+    async def nothing() -> None: ...
+
+    start = time.perf_counter()
+    for _ in range(0, count, 500):
+        await asyncio.gather(*(asyncio.create_task(nothing()) for _ in range(500)))
+    return count / (time.perf_counter() - start)
+
+
+# --- Punctuality
+
+
+async def punctuality(report: Report, url: str | None, waiting: int, count: int) -> None:
+    with fresh(url) as subject:
+        app = subject.app
+        async with app:
+            far = subject.nothing.using(delay="7d")
+            await app.enqueue_many([far.job() for _ in range(waiting)])
+            baseline = await bare_timers(count // 2)
+            start = time.time() + 2
+            dues = [start + 10 * n / count for n in range(count)]
+            await app.enqueue_many(
+                [
+                    subject.on_time.using(at=datetime.fromtimestamp(due, UTC)).job(due)
+                    for due in dues
+                ]
+            )
+            async with app.worker():
+                while len(subject.late_ms) < count:
+                    await asyncio.sleep(0.1)
+    late = sorted(subject.late_ms)
+    p50, p99 = statistics.median(late), late[int(len(late) * 0.99)]
+    timer_p50, timer_p99 = statistics.median(baseline), baseline[int(len(baseline) * 0.99)]
+    name = f"lateness of {count:,} jobs over 10 s, {waiting:,} waiting"
+    call_at = "a bare asyncio timer"
+    report.add(Row(f"{name}: p50", p50, "ms", call_at, p50 / timer_p50, "under 2 ms", p50 < 2))
+    report.add(Row(f"{name}: p99", p99, "ms", call_at, p99 / timer_p99, "under 5 ms", p99 < 5))
+    report.add(Row(f"{name}: max", late[-1], "ms"))
+    early = sum(ms < 0 for ms in late)
+    report.add(Row(f"{name}: early", early, "jobs", goal="none", met=early == 0))
+
+
+async def bare_timers(count: int) -> list[float]:
+    """How late timers of the event loop itself are, over 5 s: what no scheduler can beat here."""
+    loop = asyncio.get_running_loop()
+    late: list[float] = []
+    start = loop.time() + 0.1
+
+    def rang(due: float) -> None:
+        late.append((loop.time() - due) * 1000)
+
+    for n in range(count):
+        due = start + 5 * n / count
+        loop.call_at(due, rang, due)
+    await asyncio.sleep(5.3)
+    return sorted(late)
+
+
+# --- Memory
+
+
+def memory(report: Report, url: str | None, waiting: int) -> None:
+    """What an idle worker process weighs with an empty store, and with many jobs waiting in it."""
+    with fresh(url) as subject:
+        empty = _in_a_process(subject.url)
+
+        async def fill() -> None:
+            async with subject.app:
+                far = subject.nothing.using(delay="30d")
+                for _ in range(waiting // 50_000):
+                    await subject.app.enqueue_many([far.job() for _ in range(50_000)])
+
+        asyncio.run(fill())
+        full = _in_a_process(subject.url)
+    report.add(Row("idle worker, empty store", empty, "MB"))
+    report.add(
+        Row(
+            *(f"idle worker, {waiting:,} jobs waiting", full, "MB", "empty store"),
+            ratio=full / empty,
+            goal="under 100 MB",
+            met=full < 100,
+        )
+    )
+
+
+def _in_a_process(url: str) -> float:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_weigh, args=(url, theirs))
+    process.start()
+    megabytes: float = ours.recv()
+    process.join()
+    return megabytes
+
+
+def _weigh(url: str, pipe: multiprocessing.connection.Connection) -> None:
+    async def idle() -> None:
+        subject = Subject(url)
+        async with subject.app, subject.app.worker():
+            await asyncio.sleep(3)
+
+    asyncio.run(idle())
+    with open("/proc/self/status") as status:
+        peak = next(line for line in status if line.startswith("VmHWM"))
+    pipe.send(int(peak.split()[1]) / 1024)
+
+
+def run(url: str | None, *, quick: bool) -> Report:
+    report = Report(f"{(url or 'sqlite://').partition(':')[0]} store and one worker")
+    scale = 10 if quick else 1
+    asyncio.run(adding(report, url, 100_000 // scale))
+    asyncio.run(draining(report, url, 100_000 // scale))
+    asyncio.run(punctuality(report, url, 100_000 // scale, 2_000 // scale))
+    memory(report, url, 1_000_000 // scale)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", help="URL of an empty store; default: a new SQLite file")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the jobs")
+    options = parser.parse_args()
+    report = run(options.store, quick=options.quick)
+    report.show()
+    report.save(RESULTS, "store")
+    return 0 if report.met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,161 @@
+"""How a worker's process ends: gracefully when it is asked once, at once when it is asked twice.
+
+Python waits for every thread before it exits, and a thread can't be ended. So a thread of our own
+has the last word: whatever hangs, the process is gone when its time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+from tickwheel.cli.codes import FAILURE, OK
+
+log = logging.getLogger("tickwheel")
+
+# What a graceful stop may take on top of its grace: interrupting tasks, writing outcomes.
+AFTER_GRACE_S = 15.0
+# What the way out may take once all work is over: exit handlers of the user's, for example.
+WAY_OUT_S = 10.0
+# How long threads and tasks that are about to end are waited for.
+LAST_LOOK_S = 1.0
+FLUSH_S = 1.0
+
+
+class Ending:
+    """Listens for signals, and for the end of the parent process where there is one."""
+
+    def __init__(self, *, grace_s: float, parent: int | None = None) -> None:
+        self._grace_s = grace_s
+        # The end of a pipe that the parent process holds open for as long as it lives.
+        self._parent = parent
+        self._asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._once = False
+        # Exit codes, and the seconds until they are put into force. Safe in signal handlers.
+        self._orders: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        """From now on signals come here. To be called in the main thread."""
+        threading.Thread(target=self._attend, name="tickwheel-ending", daemon=True).start()
+        # Not the event loop's own handlers: those wait for a task that blocks it.
+        signal.signal(signal.SIGTERM, self._signalled)
+        signal.signal(signal.SIGINT, self._signalled)
+        if self._parent is not None:
+            threading.Thread(
+                target=self._watch_parent,
+                args=(self._parent,),
+                name="tickwheel-parent",
+                daemon=True,
+            ).start()
+
+    async def asked(self) -> None:
+        """Return when the process is to stop."""
+        await self._asked.wait()
+
+    async def unless_asked(self, work: Coroutine[Any, Any, object]) -> bool:
+        """Do the work, or drop it as soon as the process is to stop: then False."""
+        doing = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._asked.wait())
+        await asyncio.wait([doing, stop], return_when=asyncio.FIRST_COMPLETED)
+        finished = doing.done()
+        for task in (doing, stop):
+            task.cancel()
+        await asyncio.gather(doing, stop, return_exceptions=True)
+        if finished:
+            await doing
+        return finished
+
+    def leave(self, code: int) -> None:
+        """All work is over: whatever is still in the way of the exit gets a few seconds."""
+        self._orders.put((code, WAY_OUT_S))
+
+    # --- In a signal handler, or in a thread
+
+    def _signalled(self, number: int, _: object) -> None:
+        if not self._once:
+            self._ask()
+        elif self._parent is None:
+            self._orders.put((128 + number, 0))
+        # A child ends at once only when its parent kills it: service managers signal every process
+        # of a group, so a second signal is no second wish here.
+
+    def _ask(self) -> None:
+        self._once = True
+        self._orders.put((FAILURE, self._grace_s + AFTER_GRACE_S))
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            self._loop.call_soon_threadsafe(self._asked.set)
+
+    def _watch_parent(self, pipe: int) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(pipe, 1):
+                pass
+        if not self._once:
+            log.warning("the parent process is gone")
+            self._ask()
+
+    def _attend(self) -> None:
+        """Wait for orders; carry out the newest when its time has come."""
+        code, after_s = self._orders.get()
+        while True:
+            try:
+                code, after_s = self._orders.get(timeout=after_s)
+            except queue.Empty:
+                end_now(code)
+
+
+def end_now(code: int) -> NoReturn:
+    """End the process without waiting for anything but a short flush of logs and streams."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    # Whoever holds a stream's lock may never let go of it.
+    flush = threading.Thread(target=_flush, daemon=True)
+    flush.start()
+    flush.join(FLUSH_S)
+    os._exit(code)
+
+
+def _flush() -> None:
+    for step in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+        with contextlib.suppress(Exception):
+            step()
+
+
+async def leave_nothing_behind() -> None:
+    """End what tasks have left running in this process; where it can't be ended, the process."""
+    threads = await _threads_left()
+    if threads:
+        names = ", ".join(sorted(thread.name for thread in threads))
+        log.warning("left behind, for they can't be ended: %d threads (%s)", len(threads), names)
+        end_now(OK)
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, stubborn = await asyncio.wait(tasks, timeout=LAST_LOOK_S)
+        if stubborn:
+            log.warning("left behind, for they ignore their end: %d asyncio tasks", len(stubborn))
+            end_now(OK)
+
+
+async def _threads_left() -> list[threading.Thread]:
+    """Threads that Python would wait for, after a moment for those that are about to end."""
+    until = asyncio.get_running_loop().time() + LAST_LOOK_S
+    while True:
+        threads = [
+            thread
+            for thread in threading.enumerate()
+            if not thread.daemon and thread is not threading.main_thread()
+        ]
+        if not threads or asyncio.get_running_loop().time() > until:
+            return threads
+        await asyncio.sleep(0.01)

@@ -1,0 +1,164 @@
+"""Several worker processes under one parent, which replaces those that die.
+
+The parent runs no jobs and imports none of the user's code, so nothing of that can take it down.
+Its children hold the read end of a pipe that only the parent can write to: when the parent is
+gone, however it went, they read the pipe's end and stop by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Awaitable, Callable, Sequence
+
+from tickwheel.span import span_text
+
+log = logging.getLogger("tickwheel")
+
+# The pause before a dead child is replaced: doubled each time, forgotten once one has lived.
+FIRST_S, LONGEST_S, HEALTHY_S = 0.5, 30.0, 60.0
+# What children may take to stop on top of their grace, before they are killed.
+AFTER_GRACE_S = 10.0
+# A child's exit code for "the command line or the app can't be used": trying again is no use.
+USAGE = 2
+
+
+class Supervisor:
+    """Keeps `processes` children alive until SIGTERM or SIGINT."""
+
+    def __init__(
+        self, command: Callable[[int], Sequence[str]], *, processes: int, grace_s: float
+    ) -> None:
+        # From the pipe's number to the command that starts a child.
+        self._command = command
+        self._processes = processes
+        self._patience_s = grace_s + AFTER_GRACE_S
+        self._stopping = asyncio.Event()
+        self._killing = asyncio.Event()
+        # What the children are told; the exit code of it all.
+        self._signal = signal.SIGTERM
+        self._code = 0
+
+    async def run(self) -> int:
+        """Work until a signal comes or a child can't be used; gives the exit code.
+
+        0: all stopped within their grace. 1: one had to be killed, or could not be started.
+        2: a child said that it can't be used as it is. 128 + n: a second signal n killed all.
+        """
+        loop = asyncio.get_running_loop()
+        for wish in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(wish, self._signalled, wish)
+        # Closed in every other process: it is not passed on unless we say so.
+        read, write = os.pipe()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(1, self._processes + 1):
+                    group.create_task(self._keep(number, read))
+        finally:
+            os.close(read)
+            os.close(write)
+            for wish in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(wish)
+        log.info("all processes have ended")
+        return self._code
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            self._code = 128 + number
+            self._killing.set()
+            return
+        log.info("stopping all processes; again to end them at once")
+        self._signal = number
+        self._stopping.set()
+
+    def _give_up(self, code: int) -> None:
+        if not self._stopping.is_set():
+            self._code = code
+            self._stopping.set()
+
+    # --- One child
+
+    async def _keep(self, number: int, pipe: int) -> None:
+        """Start a child, and another one whenever it dies, until we stop."""
+        loop = asyncio.get_running_loop()
+        pause_s = FIRST_S
+        while not self._stopping.is_set():
+            started = loop.time()
+            child = await self._start(number, pipe)
+            if child is None:
+                return
+            await self._ended(number, child)
+            if self._stopping.is_set():
+                return
+            if child.returncode == USAGE:
+                log.error("process %d can't be used as it is; stopping all", number)
+                self._give_up(USAGE)
+                return
+            if loop.time() - started >= HEALTHY_S:
+                pause_s = FIRST_S
+            log.warning(
+                "process %d (pid %d) %s; starting it again in %s",
+                number,
+                child.pid,
+                how_it_ended(child.returncode),
+                span_text(int(pause_s * 1000)),
+            )
+            await _first(self._stopping.wait(), timeout_s=pause_s)
+            pause_s = min(pause_s * 2, LONGEST_S)
+
+    async def _start(self, number: int, pipe: int) -> Process | None:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command(pipe),
+                stdin=DEVNULL,
+                pass_fds=[pipe],
+                # Ctrl-C goes to the whole group of the terminal; when to stop is for us to say.
+                process_group=0,
+            )
+        except OSError as error:
+            log.error("process %d can't be started: %s; stopping all", number, error)
+            self._give_up(1)
+            return None
+
+    async def _ended(self, number: int, child: Process) -> None:
+        """Wait for the child's end; once we stop, tell it so, and see to it that it ends."""
+        ended = asyncio.ensure_future(child.wait())
+        await _first(asyncio.shield(ended), self._stopping.wait())
+        if not ended.done():
+            _send(child, self._signal)
+            await _first(asyncio.shield(ended), self._killing.wait(), timeout_s=self._patience_s)
+        if not ended.done():
+            log.warning("process %d (pid %d) is killed", number, child.pid)
+            self._code = self._code or 1
+            _send(child, signal.SIGKILL)
+        await ended
+
+
+def how_it_ended(code: int | None) -> str:
+    """An exit code in words; negative is a signal, as Python has it."""
+    if code is None or code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _send(child: Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
+        child.send_signal(number)
+
+
+async def _first(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
+    """Wait for whichever comes first, and let go of the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,418 @@
+"""Plant faults on purpose and see that a test fails for each: `python tests/mutants.py [words]`.
+
+A suite that passes says little until it has been seen to fail. To add a fault, add a `Fault` to the
+list: where, what to replace by what, and which tests should notice. Words on the command line pick
+the faults whose name or file contains one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+AT_ONCE = 2
+TOO_LONG_S = 300
+
+CONTRACT = "tests/contract"
+MODEL = "tests/model/test_store_model.py"
+MEMORY = "stores/memory.py"
+JOB = "job.py"
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    # Which promise it breaks: I1 to I7 of the design, or the contract's own word.
+    breaks: str
+    file: str
+    old: str
+    new: str
+    tests: str = CONTRACT
+
+    @property
+    def store(self) -> str:
+        """The store whose tests should notice; what all stores share is tried on the plainest."""
+        return "sqlite" if "sqlite" in self.file else "memory"
+
+
+FAULTS = [
+    # --- I1: whole or not at all, and repeatable
+    Fault(
+        "add is not idempotent", "I1", MEMORY,
+        "        if job.id in self._jobs:\n            return False\n", "",
+    ),
+    Fault(
+        "a repeated settle is refused", "I1", MEMORY,
+        "        if current.settled == job.fence:\n            return True\n", "",
+    ),
+    Fault(
+        "a repeated settle is refused (model)", "I1", MEMORY,
+        "        if current.settled == job.fence:\n            return True\n", "", MODEL,
+    ),
+    Fault(
+        "a settle that was taken is not noted", "I1", JOB,
+        "        settled=settlement.job.fence,\n", "",
+    ),
+    Fault(
+        "a repeated rerun starts the job anew", "I1", MEMORY,
+        "        if job is None or not job.state.ended:\n            return False\n"
+        "        self._put(life.rerun(",
+        "        if job is None:\n            return False\n        self._put(life.rerun(",
+    ),
+    Fault(
+        "a repeated cancel ends the job again", "I1", MEMORY,
+        "        if job.state.ended:\n            return Cancelled.TOO_LATE\n", "",
+    ),
+    # --- I2: fenced
+    Fault(
+        "no fence in settle", "I2", MEMORY,
+        "        if current.fence != job.fence or not life.held(current, now_ms=now_ms):\n"
+        "            return False\n",
+        "        if not life.held(current, now_ms=now_ms):\n            return False\n",
+    ),
+    Fault(
+        "no fence in settle (model)", "I2", MEMORY,
+        "        if current.fence != job.fence or not life.held(current, now_ms=now_ms):\n"
+        "            return False\n",
+        "        if not life.held(current, now_ms=now_ms):\n            return False\n",
+        MODEL,
+    ),
+    Fault(
+        "no lease in settle", "I2", MEMORY,
+        "        if current.fence != job.fence or not life.held(current, now_ms=now_ms):\n"
+        "            return False\n",
+        "        if current.fence != job.fence or current.state is not State.RUNNING:\n"
+        "            return False\n",
+    ),
+    Fault(
+        "no fence in extend", "I2", MEMORY,
+        "if current is None or current.fence != job.fence or not",
+        "if current is None or not",
+    ),
+    Fault(
+        "no fence in extend (model)", "I2", MEMORY,
+        "if current is None or current.fence != job.fence or not",
+        "if current is None or not",
+        MODEL,
+    ),
+    Fault(
+        "no lease in extend", "I2", MEMORY,
+        "current.fence != job.fence or not life.held(current, now_ms=now_ms):\n"
+        "            return None",
+        "current.fence != job.fence or current.state is not State.RUNNING:\n"
+        "            return None",
+    ),
+    Fault(
+        "all claims share a fence", "I2", JOB,
+        "    return secrets.randbits(53)", "    return 1",
+    ),
+    Fault(
+        "a fence counts from one for each job", "I2", JOB,
+        "        fence=fence,\n", "        fence=job.attempt + 1,\n",
+    ),
+    Fault(
+        "a fence counts from one for each job (model)", "I2", JOB,
+        "        fence=fence,\n", "        fence=job.attempt + 1,\n", MODEL,
+    ),
+    Fault(
+        "a lease lasts a moment too long (model)", "I2", JOB,
+        "job.lease_until_ms > now_ms", "job.lease_until_ms >= now_ms", MODEL,
+    ),
+    # --- I3: a lost worker costs a lease and no more
+    Fault(
+        "a lost job is not handed out again", "I3", MEMORY,
+        "            self._leases.add(job.id, job.lease_until_ms)", "            pass",
+    ),
+    Fault(
+        "extend forgets the job's lease", "I3", MEMORY,
+        "        self._put(longer)\n", "        self._jobs[job.id] = longer\n",
+    ),
+    # --- I4: never early
+    Fault(
+        "claim hands out earlier than ahead", "I4", MEMORY,
+        "            self._collect(now_ms)\n            jobs = [",
+        "            now_ms += self.ahead_ms // 2\n"
+        "            self._collect(now_ms)\n            jobs = [",
+    ),
+    Fault(
+        "a fast clock makes jobs early for all", "I4", MEMORY,
+        "self._jobs[entry[2]]) > now_ms:", "self._jobs[entry[2]]) > 2**62:",
+    ),
+    # --- I5: at least once, and counted
+    Fault("a takeover is not counted", "I5", JOB, "        takeovers += 1\n", ""),
+    Fault("a takeover is not counted (model)", "I5", JOB, "        takeovers += 1\n", "", MODEL),
+    Fault(
+        "a lost run is not remembered", "I5", JOB,
+        "        takeovers += 1\n        history = remember(history, lost_run(job))\n",
+        "        takeovers += 1\n",
+    ),
+    Fault(
+        "attempts do not count on", "I5", JOB,
+        "attempt=job.attempt + 1", "attempt=max(job.attempt, 1)",
+    ),
+    Fault(
+        "every run counts as a failure", "I5", JOB,
+        "failures=job.failures + settlement.failed", "failures=job.failures + 1",
+    ),
+    Fault(
+        "history grows without end", "I5", JOB,
+        "(*history, run)[-HISTORY_LIMIT:]", "(*history, run)",
+    ),
+    Fault(
+        "a rerun job keeps its failures", "I5", JOB,
+        "        failures=0,\n        takeovers=0,\n", "        takeovers=0,\n",
+    ),
+    Fault(
+        "delete forgets jobs that wait or run", "I5", MEMORY,
+        "        if job is None or not job.state.ended:\n            return False\n"
+        "        del self._jobs[id]\n",
+        "        if job is None:\n            return False\n        del self._jobs[id]\n",
+    ),
+    Fault(
+        "prune forgets what ended later", "I5", MEMORY,
+        "job.ended_ms is not None and job.ended_ms < before_ms", "job.ended_ms is not None",
+    ),
+    Fault(
+        "prune forgets any state", "I5", MEMORY,
+        "if job.state in states and job.ended_ms", "if job.ended_ms",
+    ),
+    Fault(
+        "prune knows no limit", "I5", MEMORY,
+        "itertools.islice(old, limit)", "itertools.islice(old, None)",
+    ),
+    # --- I6: one tick, one job
+    Fault(
+        "fire does not compare", "I6", MEMORY,
+        "if current is None or current.fence != schedule.fence:", "if current is None:",
+    ),
+    Fault(
+        "fire does not compare (model)", "I6", MEMORY,
+        "if current is None or current.fence != schedule.fence:", "if current is None:",
+        MODEL,
+    ),
+    Fault(
+        "fire moves the tick but not the fence", "I6", MEMORY,
+        "current, next_ms=next_ms, fence=next(self._order) + 1", "current, next_ms=next_ms",
+    ),
+    Fault(
+        "the fence of a schedule starts over", "I6", MEMORY,
+        "            stored = msgspec.structs.replace(schedule, fence=next(self._order) + 1)\n",
+        "            before = self._schedules.get(schedule.name)\n"
+        "            fence = before.fence + 1 if before else 1\n"
+        "            stored = msgspec.structs.replace(schedule, fence=fence)\n",
+    ),
+    # --- Cancel
+    Fault(
+        "an asked job waits again", "cancel", JOB,
+        "    if job.asked and state is State.WAITING:\n        state = State.CANCELLED\n", "",
+    ),
+    Fault(
+        "an asked job is handed out after its lease", "cancel", MEMORY,
+        "if job.asked:\n", "if False:\n",
+    ),
+    Fault(
+        "an asked job is handed out after its lease (model)", "cancel", MEMORY,
+        "if job.asked:\n", "if False:\n", MODEL,
+    ),
+    Fault(
+        "cancel ends a job in a worker's hand", "cancel", MEMORY,
+        "        if life.held(job, now_ms=now_ms):\n            self._put(msgspec",
+        "        if False:\n            self._put(msgspec",
+    ),
+    Fault(
+        "cancel asks a worker that is lost", "cancel", MEMORY,
+        "        if life.held(job, now_ms=now_ms):\n            self._put(msgspec",
+        "        if job.state is State.RUNNING:\n            self._put(msgspec",
+    ),
+    # --- Order, pause, counts, pages
+    Fault(
+        "priority does not matter", "order", MEMORY,
+        "(-job.priority, order, job.id)", "(0, order, job.id)",
+    ),
+    Fault(
+        "lost jobs push in before others", "order", MEMORY,
+        "sorted(jobs, key=self._claimable_ms)", "jobs",
+    ),
+    Fault(
+        "a paused queue hands out jobs", "pause", MEMORY,
+        "if q in self._ready and q not in self._paused", "if q in self._ready",
+    ),
+    Fault(
+        "counts are not kept", "counts", MEMORY,
+        "            counts[before.state] -= 1\n", "",
+    ),
+    Fault(
+        "counts are not kept (model)", "counts", MEMORY,
+        "            counts[before.state] -= 1\n", "", MODEL,
+    ),
+    Fault(
+        "delete leaves the counts", "counts", MEMORY,
+        "        self._counts[job.queue][job.state] -= 1\n", "",
+    ),
+    Fault(
+        "a page starts with the last job of the one before", "pages", MEMORY,
+        'id > (cursor or "")', 'id >= (cursor or "")',
+    ),
+    Fault(
+        "find takes any task", "pages", MEMORY,
+        "query.task is None or job.task == query.task", "True",
+    ),
+    # --- Hints
+    Fault(
+        "an added job wakes nobody", "hints", MEMORY,
+        "[self._add(job) for job in jobs]\n            self._wake()\n",
+        "[self._add(job) for job in jobs]\n",
+        "tests/contract/test_waiting.py",
+    ),
+    Fault(
+        "a cancel wakes nobody", "hints", MEMORY,
+        "[self._cancel(id, now_ms) for id in ids]\n            self._wake()\n",
+        "[self._cancel(id, now_ms) for id in ids]\n",
+        "tests/contract/test_waiting.py",
+    ),
+    Fault(
+        "a wait overlooks leases", "hints", MEMORY,
+        "        moments += [lease] if lease is not None else []\n", "",
+        "tests/contract/test_waiting.py",
+    ),
+    Fault(
+        "a cancel is told to every worker", "hints", MEMORY,
+        "if job.asked and job.worker == worker and", "if job.asked and",
+        "tests/contract/test_waiting.py",
+    ),
+    # --- Throttle, workers
+    Fault(
+        "asking for a token costs one", "throttle", "throttle.py",
+        "return mark, -(-wait_us // 1000)", "return mark + cost_us, -(-wait_us // 1000)",
+    ),
+    Fault(
+        "all keys share a bucket", "throttle", MEMORY,
+        "            self._buckets[key], wait_ms = admit(self._buckets.get(key), rate, now_ms)",
+        '            self._buckets[""], wait_ms = admit(self._buckets.get(""), rate, now_ms)',
+    ),
+    Fault(
+        "a worker that is gone is still shown", "workers", MEMORY,
+        " if w.seen_ms + w.gone_after_ms > now_ms", "",
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a fault: the test that caught it, or why it was not caught."""
+
+    seconds: float
+    caught_by: str = ""
+    problem: str = ""
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the project, so that the working tree is never touched."""
+    with tempfile.TemporaryDirectory(prefix="tickwheel-mutant-") as name:
+        folder = Path(name)
+        for part in ("src", "tests"):
+            shutil.copytree(
+                ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        yield folder
+
+
+def plant(fault: Fault, folder: Path) -> None:
+    path = folder / "src" / "tickwheel" / fault.file
+    text = path.read_text()
+    if (count := text.count(fault.old)) != 1:
+        raise LookupError(f"{count} times in {fault.file}, where it should be once:\n{fault.old}")
+    path.write_text(text.replace(fault.old, fault.new))
+
+
+def tested(folder: Path, tests: str, store: str) -> subprocess.CompletedProcess[str]:
+    """Run these tests on the copy. In their own order, so that each fault has its own test."""
+    command = [
+        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
+        "--hypothesis-profile=find", f"--stores={store}", *tests.split(),
+    ]  # fmt: skip
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder / "src"), "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        timeout=TOO_LONG_S,
+    )
+
+
+def tried(fault: Fault) -> Result:
+    start = time.monotonic()
+
+    def result(*, caught_by: str = "", problem: str = "") -> Result:
+        return Result(time.monotonic() - start, caught_by, problem)
+
+    try:
+        with copied() as folder:
+            plant(fault, folder)
+            run = tested(folder, fault.tests, fault.store)
+    except (LookupError, OSError, subprocess.TimeoutExpired) as error:
+        return result(problem=f"{error}")
+    failed = re.search(r"^FAILED \S+?::(\w+)", run.stdout, re.MULTILINE)
+    # Only a test that failed counts: a copy that can't even be imported proves nothing.
+    if run.returncode == 1 and failed:
+        return result(caught_by=failed[1])
+    if run.returncode == 0:
+        return result(problem="SURVIVED: no test failed")
+    said = run.stdout[-600:] + run.stderr[-600:]
+    return result(problem=f"pytest ended with {run.returncode}:\n{said}")
+
+
+def sound(faults: list[Fault], console: Console) -> bool:
+    """Whether the tests pass without a fault; if not, that they fail with one says nothing."""
+    good = True
+    with copied() as folder:
+        for tests, store in sorted({(fault.tests, fault.store) for fault in faults}):
+            run = tested(folder, tests, store)
+            if run.returncode:
+                console.print(f"{tests} on {store} fails without any fault:", style="bold red")
+                console.print(run.stdout[-2000:] + run.stderr[-2000:], markup=False)
+                good = False
+    return good
+
+
+def main(words: list[str]) -> int:
+    console = Console()
+    faults = [
+        fault
+        for fault in FAULTS
+        if not words or any(word in f"{fault.name} {fault.file}" for word in words)
+    ]
+    if not sound(faults, console):
+        return 1
+    table = Table("fault", "breaks", "in", "caught by", "s")
+    survivors = 0
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for fault, result in zip(faults, pool.map(tried, faults), strict=True):
+            survivors += not result.caught_by
+            caught = result.caught_by or f"[bold red]{escape(result.problem)}[/]"
+            table.add_row(fault.name, fault.breaks, fault.file, caught, f"{result.seconds:.1f}")
+    console.print(table)
+    console.print(f"{len(faults) - survivors} of {len(faults)} planted faults were caught.")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
