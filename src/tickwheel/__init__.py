@@ -34,6 +34,7 @@ from tickwheel.errors import (
 from tickwheel.job import Cancelled, Job, Outcome, Priority, Run, State
 from tickwheel.retry import RetryPolicy
 from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
+from tickwheel.timer import Timer, TimerHandle
 from tickwheel.version import __version__
 from tickwheel.worker import Worker
 
@@ -69,6 +70,8 @@ __all__ = [
     "StoreUnavailable",
     "Task",
     "TickwheelError",
+    "Timer",
+    "TimerHandle",
     "UnknownTask",
     "UsageError",
     "Worker",

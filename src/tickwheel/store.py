@@ -80,8 +80,8 @@ class Durability(msgspec.Struct, frozen=True, kw_only=True):
 class Store(Protocol):
     """Durable truth about jobs and schedules.
 
-    Each method happens whole or not at all, and repeating it after a lost reply changes nothing
-    more. Answers come in the order of the question. Any method may raise StoreUnavailable, after
+    Each method happens whole or not at all (a store may split a batch of more than 1,000), and
+    repeating it after a lost reply changes nothing more. Answers come in the order of the question. Any method may raise StoreUnavailable, after
     which it is unknown whether the step happened; no other exception is expected.
 
     `now_ms` is the caller's estimate of the store's own clock. A store whose server keeps the time
@@ -108,7 +108,8 @@ class Store(Protocol):
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
-        """Add each job unless its id is taken; say which were added.
+        """Add each job, as one that waits and was never tried, unless its id is taken; say which
+        were added.
 
         An id stays taken until its job is pruned or deleted. After a lost reply False may mean
         "by you, a moment ago".
@@ -151,7 +152,7 @@ class Store(Protocol):
         """Write how attempts ended. What a settlement makes of a job is `job.settled`.
 
         False where the attempt is no longer the holder's: another attempt or a cancel came first,
-        or the lease had run out. A repeat of a settlement that was taken answers True again.
+        or the lease had run out. A repeat of the last settlement that was taken answers True again.
         """
 
     async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:

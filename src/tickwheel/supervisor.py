@@ -39,8 +39,6 @@ class Supervisor:
         self._patience_s = grace_s + AFTER_GRACE_S
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
-        # What the children are told; the exit code of it all.
-        self._signal = signal.SIGTERM
         self._code = 0
 
     async def run(self) -> int:
@@ -72,7 +70,6 @@ class Supervisor:
             self._killing.set()
             return
         log.info("stopping all processes; again to end them at once")
-        self._signal = number
         self._stopping.set()
 
     def _give_up(self, code: int) -> None:
@@ -95,7 +92,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if child.returncode == USAGE:
-                log.error("process %d can't be used as it is; stopping all", number)
+                log.error("process %d exited with code %d: no use in trying again", number, USAGE)
                 self._give_up(USAGE)
                 return
             if loop.time() - started >= HEALTHY_S:
@@ -120,7 +117,7 @@ class Supervisor:
                 process_group=0,
             )
         except OSError as error:
-            log.error("process %d can't be started: %s; stopping all", number, error)
+            log.error("process %d can't be started: %s", number, error)
             self._give_up(1)
             return None
 
@@ -129,7 +126,8 @@ class Supervisor:
         ended = asyncio.ensure_future(child.wait())
         await _first(asyncio.shield(ended), self._stopping.wait())
         if not ended.done():
-            _send(child, self._signal)
+            # SIGTERM for either signal: a child that is still starting ends by it without a word.
+            _send(child, signal.SIGTERM)
             await _first(asyncio.shield(ended), self._killing.wait(), timeout_s=self._patience_s)
         if not ended.done():
             log.warning("process %d (pid %d) is killed", number, child.pid)

@@ -6,12 +6,12 @@ Only when a slot becomes the next is it sorted, by C code, and then consumed fro
 
     width 100:   add(a, 230)  add(b, 1015)  add(c, 207)
     slots        2: [a, c]    10: [b]              heap [2, 10]
-    advance(210) opens slot 2 as [(207, c), (230, a)], gives [c]; next_ms() is 230
+    advance(210) opens slot 2 as [c 207, a 230] and gives [c]; next_ms() is 230
 
 Cascading levels, as in kernels, move each timer several times to keep every step constant. In
 Python each move is a dict operation and a sort is a single call, so this shape drains about five
 times faster (bench/wheel.py). A removed key leaves its slot entry behind until the slot is opened;
-when such leftovers outnumber the living, all slots are swept at once.
+when there is one such leftover for two living keys, all slots are swept at once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,18 @@ SWEEP_AT = 10_000
 class TimingWheel(Generic[Key]):
     """Keys by due time. Knows no clock: time is what `advance` is told."""
 
-    __slots__ = ("_at", "_due", "_left", "_numbers", "_open", "_open_number", "_slots", "_width")
+    __slots__ = (
+        "_at",
+        "_due",
+        "_left",
+        "_numbers",
+        "_open",
+        "_open_number",
+        "_slots",
+        "_width",
+    )
 
-    def __init__(self, width_ms: int = 256) -> None:
+    def __init__(self, width_ms: int = 1024) -> None:
         if width_ms < 1:
             raise ValueError(f"a slot is at least 1 ms wide, not {width_ms}")
         self._width = width_ms
@@ -43,8 +52,8 @@ class TimingWheel(Generic[Key]):
         self._numbers: list[int] = []
         # The next slot, sorted, consumed up to `_at`.
         self._open: list[tuple[int, Key]] = []
-        self._open_number: int | None = None
         self._at = 0
+        self._open_number: int | None = None
         self._left = 0
 
     def __len__(self) -> int:
@@ -79,7 +88,7 @@ class TimingWheel(Generic[Key]):
         if self._due.pop(key, None) is None:
             return False
         self._left += 1
-        if self._left > SWEEP_AT and self._left > len(self._due):
+        if self._left > SWEEP_AT and self._left > len(self._due) // 2:
             self._sweep()
         return True
 
@@ -87,34 +96,35 @@ class TimingWheel(Generic[Key]):
         """Take out every key that is due by `now_ms`: earliest first, equals as they were added."""
         fallen: list[Key] = []
         due = self._due
-        while (next_ms := self.next_ms()) is not None and next_ms <= now_ms:
-            # The open slot's front is alive and due; take all of it that is.
+        while due:
             for at in range(self._at, len(self._open)):
                 due_ms, key = self._open[at]
                 if due_ms > now_ms:
                     self._at = at
-                    break
+                    return fallen
                 if due.get(key) == due_ms:
                     del due[key]
                     fallen.append(key)
                 else:
                     self._left -= 1
-            else:
-                self._at = len(self._open)
+            self._at = len(self._open)
+            if not self._numbers or self._numbers[0] * self._width > now_ms:
+                break
+            self._open_next()
         return fallen
 
     def next_ms(self) -> int | None:
         """When the earliest key falls due; None where there is none."""
-        if not self._due:
-            return None
-        while True:
-            while self._at < len(self._open):
-                due_ms, key = self._open[self._at]
-                if self._due.get(key) == due_ms:
+        due = self._due
+        while due:
+            for at in range(self._at, len(self._open)):
+                due_ms, key = self._open[at]
+                if due.get(key) == due_ms:
+                    self._at = at
                     return due_ms
                 self._left -= 1
-                self._at += 1
             self._open_next()
+        return None
 
     def slots(self, from_ms: int, width_ms: int, count: int) -> list[int]:
         """How many keys fall due in each of `count` slots from `from_ms` on; the first slot also
@@ -128,11 +138,15 @@ class TimingWheel(Generic[Key]):
 
     def _open_next(self) -> None:
         number = heapq.heappop(self._numbers)
-        due = self._due
         keys = self._slots.pop(number)
-        living = [(due[key], key) for key in keys if key in due]
-        # A key that was moved within or out of this slot has an entry that is not its own.
-        living = [entry for entry in living if entry[0] // self._width == number]
+        # An entry whose key was removed, or moved to another slot, is a leftover.
+        start_ms = number * self._width
+        end_ms = start_ms + self._width
+        living = [
+            (due_ms, key)
+            for due_ms, key in zip(map(self._due.get, keys), keys, strict=True)
+            if due_ms is not None and start_ms <= due_ms < end_ms
+        ]
         self._left -= len(keys) - len(living)
         living.sort(key=_TIME)
         self._open, self._at, self._open_number = living, 0, number

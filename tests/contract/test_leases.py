@@ -81,6 +81,13 @@ async def test_a_lease_that_has_run_out_cannot_be_extended(h: Harness) -> None:
     assert (await h.claim_one(worker="bob")).attempt == 2
 
 
+async def test_at_the_moment_when_its_lease_ends_a_job_is_no_longer_held(h: Harness) -> None:
+    [lost] = await h.claimed(h.job())
+    await h.pass_time(h.lease_ms)
+    assert await h.extend(lost) is None
+    assert not await h.settle(h.done(lost))
+
+
 async def test_a_job_that_was_taken_over_cannot_be_extended_by_its_old_holder(h: Harness) -> None:
     [lost] = await h.claimed(h.job())
     await h.lose_leases()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from stores import Harness
+from tickwheel.errors import StoreUnavailable
 from tickwheel.job import State
 from tickwheel.schedule import Schedule
 from tickwheel.store import QueueInfo
@@ -37,6 +39,19 @@ async def test_a_handle_can_be_opened_again_after_it_was_closed(h: Harness) -> N
     await twin.open()
     await h.add(h.job())
     assert [job and job.id for job in await twin.get(["job"])] == ["job"]
+
+
+async def test_a_closed_handle_says_that_the_store_is_unavailable_or_works(h: Harness) -> None:
+    twin = await h.twin()
+    await twin.close()
+    for step in (
+        lambda: twin.add([h.job()]),
+        lambda: twin.get(["job"]),
+        lambda: twin.queues(),
+        lambda: twin.wait(["default"], now_ms=h.now, until_ms=h.now),
+    ):
+        with contextlib.suppress(StoreUnavailable):
+            await step()
 
 
 async def test_opening_keeps_what_is_there(h: Harness) -> None:

@@ -5,6 +5,7 @@ An independent oracle: where it and a store disagree, one of the two has misread
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -77,7 +78,7 @@ class Model:
         self.jobs[id] = record
         return True
 
-    def claimable(self, queues: list[str], now: int, ahead: int) -> set[str]:
+    def claimable(self, queues: Sequence[str], now: int, ahead: int) -> set[str]:
         """What a claim may hand out."""
         return {
             id
@@ -88,7 +89,7 @@ class Model:
             and (job.lost(now) or (job.state == "waiting" and job.due <= now + ahead))
         }
 
-    def abandoned(self, queues: list[str], now: int) -> set[str]:
+    def abandoned(self, queues: Sequence[str], now: int) -> set[str]:
         """Asked to stop and then lost: CANCELLED as soon as a claim comes across them."""
         return {
             id

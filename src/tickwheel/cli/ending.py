@@ -16,9 +16,10 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tickwheel.cli.codes import FAILURE, OK
+from tickwheel.cli.codes import FAILURE
 
 log = logging.getLogger("tickwheel")
 
@@ -31,6 +32,15 @@ LAST_LOOK_S = 1.0
 FLUSH_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """End the process after so many seconds, unless it is gone or another order came."""
+
+    after_s: float
+    code: int
+    words: str
+
+
 class Ending:
     """Listens for signals, and for the end of the parent process where there is one."""
 
@@ -41,8 +51,8 @@ class Ending:
         self._asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._once = False
-        # Exit codes, and the seconds until they are put into force. Safe in signal handlers.
-        self._orders: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+        # Safe in signal handlers, unlike most of Python's queues and locks.
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
 
     def listen(self) -> None:
         """From now on signals come here. To be called in the main thread."""
@@ -77,7 +87,7 @@ class Ending:
 
     def leave(self, code: int) -> None:
         """All work is over: whatever is still in the way of the exit gets a few seconds."""
-        self._orders.put((code, WAY_OUT_S))
+        self._orders.put(_Order(WAY_OUT_S, code, "the exit was held up; ended"))
 
     # --- In a signal handler, or in a thread
 
@@ -85,13 +95,15 @@ class Ending:
         if not self._once:
             self._ask()
         elif self._parent is None:
-            self._orders.put((128 + number, 0))
+            words = "ended at once: jobs in hand run again once their leases have run out"
+            self._orders.put(_Order(0, 128 + number, words))
         # A child ends at once only when its parent kills it: service managers signal every process
         # of a group, so a second signal is no second wish here.
 
     def _ask(self) -> None:
         self._once = True
-        self._orders.put((FAILURE, self._grace_s + AFTER_GRACE_S))
+        words = "it did not stop in time; ended"
+        self._orders.put(_Order(self._grace_s + AFTER_GRACE_S, FAILURE, words))
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
             self._loop.call_soon_threadsafe(self._asked.set)
 
@@ -105,46 +117,53 @@ class Ending:
 
     def _attend(self) -> None:
         """Wait for orders; carry out the newest when its time has come."""
-        code, after_s = self._orders.get()
+        order = self._orders.get()
         while True:
             try:
-                code, after_s = self._orders.get(timeout=after_s)
+                order = self._orders.get(timeout=order.after_s)
             except queue.Empty:
-                end_now(code)
+                end_now(order.code, order.words)
 
 
-def end_now(code: int) -> NoReturn:
+def end_now(code: int, words: str) -> NoReturn:
     """End the process without waiting for anything but a short flush of logs and streams."""
     for child in multiprocessing.active_children():
         child.kill()
-    # Whoever holds a stream's lock may never let go of it.
-    flush = threading.Thread(target=_flush, daemon=True)
+    # Whoever holds a stream's lock may never let go of it: so in a thread, and not for long.
+    flush = threading.Thread(target=_flush, args=(words,), daemon=True)
     flush.start()
     flush.join(FLUSH_S)
     os._exit(code)
 
 
-def _flush() -> None:
+def _flush(words: str) -> None:
+    log.info(words)
     for step in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
         with contextlib.suppress(Exception):
             step()
 
 
-async def leave_nothing_behind() -> None:
-    """End what tasks have left running in this process; where it can't be ended, the process."""
+async def end_leftovers() -> bool:
+    """End what tasks have left running in this process; False where something can't be ended."""
     threads = await _threads_left()
     if threads:
         names = ", ".join(sorted(thread.name for thread in threads))
-        log.warning("left behind, for they can't be ended: %d threads (%s)", len(threads), names)
-        end_now(OK)
+        log.warning(
+            "left behind, for a thread can't be ended: %s; "
+            "their jobs run again once their leases have run out",
+            names,
+        )
+        return False
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
-    if tasks:
-        _, stubborn = await asyncio.wait(tasks, timeout=LAST_LOOK_S)
-        if stubborn:
-            log.warning("left behind, for they ignore their end: %d asyncio tasks", len(stubborn))
-            end_now(OK)
+    if not tasks:
+        return True
+    _, stubborn = await asyncio.wait(tasks, timeout=LAST_LOOK_S)
+    if stubborn:
+        names = ", ".join(sorted(task.get_name() for task in stubborn))
+        log.warning("left behind, for they ignore their end: %s", names)
+    return not stubborn
 
 
 async def _threads_left() -> list[threading.Thread]:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tickwheel.cli.loading import ask
 from tickwheel.cli.output import Output, emit_json, say
 from tickwheel.cli.views import job_document
-from tickwheel.client import Client
-from tickwheel.job import Job
-from tickwheel.store import Page, Query
+from tickwheel.job import Job, State
+
+if TYPE_CHECKING:
+    from tickwheel.client import Client
+    from tickwheel.store import Page, Query
 
 # Jobs that one question to the store looks for or acts on.
 BATCH = 1000
 
 
+def query(state: State | None, queue: str | None, task: str | None) -> Query:
+    """What the options ask for."""
+    from tickwheel.store import Query
+
+    return Query(state=state, queue=queue, task=task)
+
+
 async def find(client: Client, query: Query, *, cursor: str | None, limit: int) -> Page:
     """Up to `limit` jobs. A store may answer with short pages: ask until it has no more."""
+    from tickwheel.store import Page
+
     jobs: list[Job] = []
     while len(jobs) < limit:
         page = await client.find(query, cursor=cursor, limit=min(limit - len(jobs), BATCH))

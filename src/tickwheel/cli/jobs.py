@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tickwheel.cli.answers import Answer, report
 from tickwheel.cli.codes import CONFLICT, NOT_FOUND, OK
-from tickwheel.cli.finding import list_jobs
+from tickwheel.cli.finding import list_jobs, query
 from tickwheel.cli.loading import ask
 from tickwheel.cli.options import (
     AppOption,
@@ -22,14 +22,15 @@ from tickwheel.cli.options import (
 )
 from tickwheel.cli.output import Output, emit_json
 from tickwheel.cli.views import job_document, show_job, show_jobs
-from tickwheel.client import Client
 from tickwheel.job import Cancelled, Job, State
-from tickwheel.store import Query
+
+if TYPE_CHECKING:
+    from tickwheel.client import Client
 
 noun = typer.Typer(cls=Noun, help="Look at jobs, cancel them, run ended ones again.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="The ids of one or more jobs.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of one or more jobs.")]
 StateOption = Annotated[State | None, typer.Option("--state", help="Only jobs in this state.")]
 
 
@@ -44,12 +45,12 @@ def list_(
     app: AppOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List jobs: those that wait, by when they are due; those that ended, the last one first."""
+    """List jobs. Those that wait: the next one first. Those that ended: the last one first."""
     list_jobs(
         store,
         app,
         output,
-        Query(state=state, queue=queue, task=task),
+        query(state, queue, task),
         cursor=cursor,
         limit=limit,
         show=show_jobs,
@@ -64,7 +65,7 @@ def show(
     app: AppOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show all about one job: arguments, error, result, and how each run went."""
+    """Show all about one job. Its arguments, its error or result, and how each run went."""
 
     async def look(client: Client) -> tuple[Job, int]:
         return await client.get(id), client.clock.now_ms()

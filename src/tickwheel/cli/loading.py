@@ -6,7 +6,6 @@ the user's own code.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import sys
@@ -15,14 +14,15 @@ import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from tickwheel.app import App
 from tickwheel.cli.output import say
-from tickwheel.client import Client
 from tickwheel.errors import BadConfig, StoreError, StoreUnavailable, TickwheelError
-from tickwheel.retry import describe
+
+if TYPE_CHECKING:
+    from tickwheel.app import App
+    from tickwheel.client import Client
 
 T = TypeVar("T")
 
@@ -37,6 +37,8 @@ def load_app(target: str) -> App:
 
     Looks in the current folder first. Raises BadConfig.
     """
+    from tickwheel.app import App
+
     module_name, attribute = _split(target)
     if os.getcwd() not in sys.path:
         # `python -m` does it by itself, the installed command does not.
@@ -50,7 +52,7 @@ def load_app(target: str) -> App:
     if not isinstance(found, App):
         kind = type(found).__name__
         raise BadConfig(
-            f"{module_name}:{attribute} is a {kind}, not a tickwheel.App{_apps_of(module)}"
+            f"{module_name}:{attribute} is no tickwheel.App but of type {kind}{_apps_of(module)}"
         )
     return found
 
@@ -67,6 +69,8 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def _apps_of(module: ModuleType) -> str:
+    from tickwheel.app import App
+
     names = [name for name, value in vars(module).items() if isinstance(value, App)]
     return f"; it has {', '.join(f'{module.__name__}:{name}' for name in names)}" if names else ""
 
@@ -82,7 +86,8 @@ def _imported(name: str, target: str) -> ModuleType:
         raise BadConfig(f"{_place(error)}: {error}") from error
     except (Exception, SystemExit) as error:
         say(_short_traceback(error))
-        raise BadConfig(f"{_place(error)}: {describe(error)}") from error
+        words = error.msg if isinstance(error, SyntaxError) else f"{type(error).__name__}: {error}"
+        raise BadConfig(f"{_place(error)}: {words}") from error
 
 
 def _not_found(error: ModuleNotFoundError, name: str, target: str) -> str:
@@ -134,13 +139,19 @@ def _short_traceback(error: BaseException) -> str:
 
 def ask(store: str | None, app: str | None, question: Callable[[Client], Awaitable[T]]) -> T:
     """Open the store that the options name, ask it, close it. Never creates a store."""
+    import asyncio
+
     return asyncio.run(_ask(_app(store, app), question))
 
 
 def _app(store: str | None, app: str | None) -> App:
     if store is not None and app is not None:
         raise BadConfig("give --store or --app, not both")
-    return App(store) if app is None else load_app(app)
+    if app is not None:
+        return load_app(app)
+    from tickwheel.app import App
+
+    return App(store)
 
 
 async def _ask(app: App, question: Callable[[Client], Awaitable[T]]) -> T:
@@ -177,10 +188,12 @@ def _must_be_there(url: str) -> None:
 
 
 def store_name(app: App) -> str:
-    """The store's URL without its password."""
-    if not app.url:
-        return "a store of the app's own"
-    where = urlsplit(app.url)
+    """The store's URL, fit to be shown."""
+    return without_password(app.url) or "a store of the app's own"
+
+
+def without_password(url: str) -> str:
+    where = urlsplit(url)
     if where.password is None:
-        return app.url
+        return url
     return where._replace(netloc=where.netloc.replace(f":{where.password}@", ":***@")).geturl()

@@ -39,12 +39,15 @@ CursorOption = Annotated[
 ]
 
 
+HELP = ["-h", "--help"]
+
+
 class Noun(TyperGroup):
     """Commands about one kind of thing; the noun alone lists: `tickwheel queues -o json`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # Not while a shell asks for completions: it wants to see the verbs.
-        listing = not args or (args[0].startswith("-") and "--help" not in args)
+        listing = not args or (args[0].startswith("-") and args[0] not in HELP)
         if listing and not ctx.resilient_parsing:
             args = ["list", *args]
         return super().parse_args(ctx, args)

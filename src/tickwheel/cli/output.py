@@ -52,6 +52,13 @@ def say(message: str) -> None:
     typer.echo(message, err=True)
 
 
+def confirmed(question: str) -> bool:
+    """Ask the person at the terminal; anything but yes is no."""
+    # typer's own prompt leaves a blank on stdout, where only data belongs.
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def one_line(text: str) -> str:
     return clean(" ".join(text.split()))
 

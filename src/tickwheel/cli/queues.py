@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -10,10 +10,11 @@ import typer
 from tickwheel.cli.loading import ask
 from tickwheel.cli.options import AppOption, Noun, OutputOption, StoreOption
 from tickwheel.cli.output import Column, Output, emit_json, say, show_table
-from tickwheel.client import Client
 from tickwheel.job import State
-from tickwheel.store import QueueInfo
-from tickwheel.tasks import checked_name
+
+if TYPE_CHECKING:
+    from tickwheel.client import Client
+    from tickwheel.store import QueueInfo
 
 noun = typer.Typer(cls=Noun, help="See how many jobs stand in each queue; pause and resume.")
 
@@ -25,7 +26,7 @@ def list_(
     store: StoreOption = None, app: AppOption = None, output: OutputOption = Output.TABLE
 ) -> None:
     """List queues with the number of jobs in each state. `tickwheel queues` does the same."""
-    queues = ask(store, app, Client.queues)
+    queues = ask(store, app, lambda client: client.queues())
     if output is Output.JSON:
         emit_json({"queues": [msgspec.structs.asdict(queue) for queue in queues]})
     elif queues:
@@ -87,6 +88,8 @@ def _set(
     name: str, paused: bool, store: str | None, app: str | None, output: Output
 ) -> QueueInfo | None:
     """Pause or resume a queue; answers with the queue as it was, None where there was none."""
+    from tickwheel.tasks import checked_name
+
     checked_name("queue", name)
 
     async def step(client: Client) -> QueueInfo | None:

@@ -1,6 +1,7 @@
 """The tree of commands, and the one place where errors become a line and an exit code.
 
-To add a command: write it in a module of its own and hang it on `tree` here.
+To add a command: write it in a module of its own and hang it on `tree` here. These modules are
+all imported whatever the command is, so they import apps, stores and asyncio where they use them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import typer
 
 from tickwheel.cli import dead, jobs, queues, worker
 from tickwheel.cli.codes import FAILURE, INTERRUPTED, NOT_FOUND, OK, STORE, USAGE
+from tickwheel.cli.options import HELP
 from tickwheel.cli.output import complain
 from tickwheel.errors import JobUnknown, StoreError, TickwheelError, UsageError
 from tickwheel.version import __version__
@@ -20,6 +22,9 @@ tree = typer.Typer(
     name="tickwheel",
     help="Runs jobs at the time you asked for, and shows what became of them.",
     invoke_without_command=True,
+    # Plain text: it reads well in a pipe too, and starts faster than boxes.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": HELP},
 )
 tree.command("worker")(worker.worker)
 tree.add_typer(jobs.noun, name="jobs")
@@ -27,16 +32,25 @@ tree.add_typer(dead.noun, name="dead")
 tree.add_typer(queues.noun, name="queues")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tickwheel {__version__}")
+        raise typer.Exit
+
+
 @tree.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"tickwheel {__version__}")
-        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -48,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Its own mode prints boxes and exits by itself; a line and a code are for us to decide.
         code = command.main(argv, prog_name="tickwheel", standalone_mode=False)
     except typer.TyperException as error:
-        complain(error.format_message() + _where_help_is(error))
+        complain(error.format_message().replace("Value error, ", "") + _where_help_is(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")

@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import typer
+
 from tickwheel.cli.output import (
     Cell,
     Column,
@@ -156,12 +158,18 @@ def state_cell(job: Job) -> Cell:
 def show_job(job: Job, now_ms: int) -> None:
     """Print all that is known of a job, its history last."""
     show_fields(_fields(job, now_ms))
-    if job.history:
-        show_fields([("history", "")])
-        show_table(RUN_COLUMNS, [_run_row(run) for run in job.history])
-        errors = [(f"#{run.attempt}", run.error) for run in job.history if run.error]
-        if errors:
-            show_fields(errors)
+    if not job.history:
+        return
+    typer.echo()
+    show_table(RUN_COLUMNS, [_run_row(run) for run in job.history])
+    # The job's own error is that of its last run.
+    told = job.history[-1] if job.error == job.history[-1].error else None
+    errors = [
+        (f"#{run.attempt}", run.error) for run in job.history if run.error and run is not told
+    ]
+    if errors:
+        typer.echo()
+        show_fields(errors)
 
 
 def _fields(job: Job, now_ms: int) -> list[tuple[str, Cell]]:

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from tickwheel.app import App
-from tickwheel.cli.codes import FAILURE, OK
-from tickwheel.cli.ending import Ending, leave_nothing_behind
-from tickwheel.cli.loading import load_app, open_app, store_name
-from tickwheel.cli.logs import LogLevel, set_up_logs
-from tickwheel.cli.output import show_fields
-from tickwheel.errors import BadConfig
-from tickwheel.span import span_ms, span_text
-from tickwheel.tasks import checked_name
-from tickwheel.version import __version__
-from tickwheel.worker import Worker
-
-log = logging.getLogger("tickwheel")
-
-# Names of tasks that the banner has room for.
-TASKS_SHOWN = 20
+from tickwheel.cli.logs import LogLevel
+from tickwheel.errors import BadTime
+from tickwheel.span import span_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,122 +61,33 @@ def worker(
     log_level: Annotated[LogLevel, typer.Option(help="The least that is logged.")] = LogLevel.INFO,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run jobs until SIGTERM or Ctrl-C: once to let running jobs finish, twice to end at once."""
+    """Run an app's jobs until told to stop.
+
+    The first SIGTERM or Ctrl-C lets running jobs finish, the second one ends the process at once.
+    """
     settings = Settings(
         target=target,
         queues=_names(queues),
         concurrency=concurrency,
-        lease_ms=span_ms(lease),
-        grace_ms=span_ms(grace),
+        lease_ms=_span("--lease", lease),
+        grace_ms=_span("--grace", grace),
         log_level=log_level,
     )
-    several = processes > 1
-    raise typer.Exit(_supervise(settings, processes) if several else _work(settings, parent))
+    from tickwheel.cli.serving import supervise, work
+
+    raise typer.Exit(supervise(settings, processes) if processes > 1 else work(settings, parent))
+
+
+def _span(option: str, text: str) -> int:
+    try:
+        return span_ms(text)
+    except BadTime as error:
+        raise BadTime(f"{option}: {error}") from None
 
 
 def _names(queues: str | None) -> tuple[str, ...]:
     if queues is None:
         return ()
+    from tickwheel.tasks import checked_name
+
     return tuple(checked_name("queue", name.strip()) for name in queues.split(","))
-
-
-# --- Several processes
-
-
-def _supervise(settings: Settings, processes: int) -> int:
-    from tickwheel.supervisor import Supervisor
-
-    if os.name != "posix":
-        raise BadConfig("--processes needs a POSIX system; start the command several times instead")
-    set_up_logs(settings.log_level)
-    log.info(
-        "tickwheel %s: %d processes of %s, pid %d",
-        __version__,
-        processes,
-        settings.target,
-        os.getpid(),
-    )
-    return asyncio.run(
-        Supervisor(settings.command, processes=processes, grace_s=settings.grace_ms / 1000).run()
-    )
-
-
-# --- One process
-
-
-def _work(settings: Settings, parent: int | None) -> int:
-    app = load_app(settings.target)
-    set_up_logs(settings.log_level, with_pid=parent is not None)
-    # The store's thread gets Python's lock back sooner from a task that computes.
-    sys.setswitchinterval(0.001)
-    try:
-        return asyncio.run(_serve(app, settings, parent))
-    except SystemExit as error:
-        # Our own exit codes mean something else.
-        log.error("a task called sys.exit(%s) in the worker's own thread", error.code)
-        return FAILURE
-
-
-async def _serve(app: App, settings: Settings, parent: int | None) -> int:
-    """Work until asked to stop. Whatever happens, the process is on its way out afterwards."""
-    ending = Ending(grace_s=settings.grace_ms / 1000, parent=parent)
-    ending.listen()
-    # For tasks that use asyncio.to_thread: asyncio would wait for its own pool without end.
-    threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
-    asyncio.get_running_loop().set_default_executor(threads)
-    code = FAILURE
-    try:
-        if await ending.unless_asked(open_app(app)):
-            await _run(app, settings, ending, alone=parent is None)
-        code = OK
-    finally:
-        await app.__aexit__()
-        threads.shutdown(wait=False, cancel_futures=True)
-        ending.leave(code)
-    log.info("stopped")
-    await leave_nothing_behind()
-    return code
-
-
-async def _run(app: App, settings: Settings, ending: Ending, *, alone: bool) -> None:
-    queues = settings.queues or tuple(app.tasks.queues())
-    async with app.worker(
-        queues=queues,
-        concurrency=settings.concurrency,
-        lease=settings.lease_ms / 1000,
-        grace=settings.grace_ms / 1000,
-    ) as worker:
-        if alone:
-            _banner(app, settings, queues)
-        else:
-            log.info("started, serving %s", ", ".join(queues))
-        if not app.tasks.all():
-            log.warning("%s has no tasks: no job can run here", settings.target)
-        await ending.asked()
-        _say_stopping(worker, settings, alone)
-
-
-def _banner(app: App, settings: Settings, queues: tuple[str, ...]) -> None:
-    names = sorted(definition.name for definition in app.tasks.all())
-    more = f" and {len(names) - TASKS_SHOWN} more" if len(names) > TASKS_SHOWN else ""
-    show_fields(
-        [
-            ("tickwheel", __version__),
-            ("app", settings.target),
-            ("store", store_name(app)),
-            ("queues", ", ".join(queues)),
-            ("concurrency", str(settings.concurrency)),
-            ("pid", str(os.getpid())),
-            ("tasks", ", ".join(names[:TASKS_SHOWN]) + more or "none"),
-        ],
-        stderr=True,
-    )
-
-
-def _say_stopping(worker: Worker, settings: Settings, alone: bool) -> None:
-    log.info(
-        "stopping: %d running, grace %s%s",
-        worker._hand.running,
-        span_text(settings.grace_ms),
-        "; again to end at once" if alone else "",
-    )

@@ -95,10 +95,7 @@ class MemoryStore:
         lost, due = self._leases.advance(now_ms), self._due.advance(now_ms + self.ahead_ms)
         jobs = [self._jobs[id] for id in (*lost, *due)]
         for job in sorted(jobs, key=self._claimable_ms):
-            if job.asked:
-                self._put(life.cancelled(job, now_ms=now_ms))
-            else:
-                self._make_ready(job)
+            self._make_ready(job)
 
     def _make_ready(self, job: Job) -> None:
         order = self._place[job.id] = next(self._order)
@@ -113,9 +110,12 @@ class MemoryStore:
             entry = heapq.heappop(heap)
             if not self._live(entry):
                 continue
+            job = self._jobs[entry[2]]
             # The clock of this caller may be behind that of the one who made the entry.
-            if self._claimable_ms(self._jobs[entry[2]]) > now_ms:
+            if self._claimable_ms(job) > now_ms:
                 too_soon.append((heap, entry))
+            elif job.asked:
+                self._put(life.cancelled(job, now_ms=now_ms))
             else:
                 taken.append(entry[2])
         for heap, entry in too_soon:

@@ -271,8 +271,8 @@ def _forget(db: apsw.Connection, ns: Sequence[Any]) -> None:
 
 
 _CHANGED = (
-    "state", "due_ms", "attempt", "fence", "failures", "takeovers", "worker", "lease_until_ms", "asked",
-    "settled", "ended_ms", "error", "result", "history",
+    "state", "due_ms", "attempt", "fence", "failures", "takeovers", "worker", "lease_until_ms",
+    "asked", "settled", "ended_ms", "error", "result", "history",
 )  # fmt: skip
 
 _UPDATE = f"""
@@ -287,9 +287,9 @@ def _write_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None
         return
     rows = [
         (
-            n, job.state, job.due_ms, job.attempt, job.fence, job.failures, job.takeovers, job.worker,
-            job.lease_until_ms, int(job.asked), job.settled, job.ended_ms, job.error, job.result,
-            job.history,
+            n, job.state, job.due_ms, job.attempt, job.fence, job.failures, job.takeovers,
+            job.worker, job.lease_until_ms, int(job.asked), job.settled, job.ended_ms, job.error,
+            job.result, job.history,
         )
         for n, job in changes
     ]  # fmt: skip

@@ -1,0 +1,684 @@
+"""What users write, used rightly and wrongly. Whatever is refused has stored nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tickwheel import (
+    App,
+    BadArguments,
+    BadConfig,
+    BadTime,
+    Cancelled,
+    GiveUp,
+    Job,
+    JobFailed,
+    JobUnknown,
+    Outcome,
+    Priority,
+    ResultTimeout,
+    State,
+    StoreError,
+    TickwheelError,
+    UnknownTask,
+    UsageError,
+    current_job,
+)
+from tickwheel.clock import LoopClock
+from tickwheel.stores.memory import MemoryStore
+from tickwheel.testing import run_virtual
+
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001
+SOON = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def app() -> App:
+    return App("memory://")
+
+
+async def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def add_in_thread(a: int, b: int = 0) -> int:
+    return a + b
+
+
+async def waiting(app: App) -> int:
+    return sum(queue.waiting for queue in await app.queues())
+
+
+# --- Wrong choices
+
+USING: list[tuple[dict[str, Any], type[TickwheelError], str]] = [
+    ({"delay": 60, "at": SOON}, BadTime, "give delay= or at=, not both"),
+    ({"delay": -1}, BadTime, "-1 is negative; a length of time is 0 or more"),
+    ({"delay": timedelta(seconds=-1)}, BadTime, "is negative"),
+    ({"delay": True}, BadTime, "True is not a length of time; write seconds, '30m' or a timedelta"),
+    ({"delay": "soon"}, BadTime, "write for example '90s', '30m', '1h30m'"),
+    ({"delay": float("nan")}, BadTime, "nan is not a length of time"),
+    ({"delay": 1_900_000_000_000}, BadTime, "more than 10 years; numbers are seconds"),
+    ({"delay": SOON}, BadTime, "is not a length of time"),
+    ({"at": NAIVE}, BadTime, "has no time zone; write datetime.now(UTC)"),
+    ({"at": "2030-01-01"}, BadTime, "at='2030-01-01' is not a datetime"),
+    ({"at": timedelta(hours=1)}, BadTime, "is not a datetime"),
+    ({"at": datetime(9999, 1, 1, tzinfo=UTC)}, BadTime, "is more than 10 years away"),
+    ({"priority": "huge"}, BadConfig, "a priority is one of low, normal, high, urgent"),
+    ({"priority": 2}, BadConfig, "a priority is one of low, normal, high, urgent"),
+    ({"queue": ""}, BadConfig, "a queue name has 1 to 128 characters; this is ''"),
+    ({"queue": "q" * 129}, BadConfig, "a queue name has 1 to 128 characters"),
+    ({"queue": "my queue"}, BadConfig, "a queue name is made of letters, digits and _ . : -"),
+    ({"queue": "größe"}, BadConfig, "a queue name is made of letters, digits and _ . : -"),
+    ({"queue": 5}, BadConfig, "this is 5"),
+    ({"id": ""}, BadArguments, "an id is 1 to 200 printable characters"),
+    ({"id": "x" * 201}, BadArguments, "an id is 1 to 200 printable characters"),
+    ({"id": "a\nb"}, BadArguments, r"id='a\nb'"),
+    ({"id": 42}, BadArguments, "id=42"),
+    ({"retries": -1}, BadConfig, "retries=-1: a number of retries is 0 or more"),
+    ({"retries": 1.5}, BadConfig, "retries=1.5: a number of retries is 0 or more"),
+    ({"retries": "3"}, BadConfig, "retries='3': a number of retries is 0 or more"),
+    ({"timeout": 0}, BadConfig, "timeout=0 leaves no time to run"),
+    ({"timeout": -1}, BadTime, "-1 is negative"),
+    ({"timeout": "long"}, BadTime, "'long' is not a length of time"),
+]
+
+
+@pytest.mark.parametrize(("choice", "error", "words"), USING)
+async def test_a_wrong_choice_for_a_job_is_refused(
+    app: App, choice: dict[str, Any], error: type[TickwheelError], words: str
+) -> None:
+    task = app.task(add)
+    with pytest.raises(error, match=re.escape(words)) as caught:
+        await task.using(**choice).enqueue(1)
+    assert isinstance(caught.value, UsageError)
+    assert await app.queues() == []
+
+
+async def test_a_choice_that_does_not_exist_is_refused(app: App) -> None:
+    task: Any = app.task(add)
+    with pytest.raises(TypeError, match="countdown"):
+        task.using(countdown=5)
+    with pytest.raises(TypeError, match="positional"):
+        task.using(5)
+
+
+async def test_a_right_choice_is_what_the_job_has(app: App) -> None:
+    task = app.task(queue="mail", priority="low")(add)
+    plain = task.job(1)
+    assert (plain.queue, plain.priority, plain.retries) == ("mail", Priority.LOW, None)
+    assert (plain.due_ms, plain.state) == (plain.created_ms, State.WAITING)
+    job = task.using(
+        at=SOON, queue="urgent:mail", priority="urgent", id="order 42 ✓", retries=0, timeout="1m"
+    ).job(1)
+    assert (job.id, job.queue, job.priority) == ("order 42 ✓", "urgent:mail", Priority.URGENT)
+    assert (job.due_ms, job.retries, job.timeout_ms) == (SOON.timestamp() * 1000, 0, 60_000)
+    later = task.using(delay="30m").job(1)
+    assert later.due_ms - later.created_ms == 1_800_000
+    assert await app.queues() == []
+
+
+# --- Wrong arguments
+
+ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    ((), {}, "missing a required argument: 'a'"),
+    ((1, 2, 3), {}, "too many positional arguments"),
+    ((1,), {"c": 2}, "unexpected keyword argument 'c'"),
+    (("1",), {}, "Expected `int`, got `str` - at `a`"),
+    ((1,), {"b": None}, "Expected `int`, got `null` - at `b`"),
+    ((object(),), {}, "can't be written as JSON"),
+    ((10**300,), {}, "the limit of 100; store the data elsewhere and pass its id"),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs", "words"), ARGUMENTS)
+async def test_wrong_arguments_are_refused_however_they_are_given(
+    args: tuple[Any, ...], kwargs: dict[str, Any], words: str
+) -> None:
+    app = App("memory://", payload_limit=100)
+    task: Any = app.task(add)
+    with pytest.raises(BadArguments, match=re.escape(words)) as caught:
+        await task.enqueue(*args, **kwargs)
+    assert str(caught.value).startswith("add(): ")
+    with pytest.raises(BadArguments, match=re.escape(words)):
+        await task.using(delay=1).enqueue(*args, **kwargs)
+    with pytest.raises(BadArguments, match=re.escape(words)):
+        task.enqueue_sync(*args, **kwargs)
+    with pytest.raises(BadArguments, match=re.escape(words)):
+        task.job(*args, **kwargs)
+    assert await app.queues() == []
+
+
+# --- Wrong tasks
+
+
+def local_function() -> Callable[[], None]:
+    def inner() -> None: ...
+
+    return inner
+
+
+TASKS: list[tuple[Any, dict[str, Any], type[TickwheelError], str]] = [
+    (add, {"name": ""}, BadConfig, "a task name has 1 to 128 characters"),
+    (add, {"name": "send mail"}, BadConfig, "a task name is made of letters, digits and _ . : -"),
+    (add, {"name": 5}, BadConfig, "this is 5"),
+    (lambda: None, {}, BadConfig, "this is '<lambda>'"),
+    (5, {}, BadConfig, "@app.task goes on a function, not on 5"),
+    (add, {"queue": "my queue"}, BadConfig, "a queue name is made of"),
+    (add, {"priority": "huge"}, BadConfig, "a priority is one of low, normal, high, urgent"),
+    (add, {"retries": -1}, BadConfig, "retries must be 0 or more, not -1"),
+    (add, {"timeout": 0}, BadConfig, "write timeout=None for no limit"),
+    (add, {"timeout": "long"}, BadTime, "'long' is not a length of time"),
+    (add, {"timeout": True}, BadTime, "True is not a length of time"),
+    (add, {"pool": "thread"}, BadConfig, "an async function runs on the event loop"),
+    (add, {"pool": "process"}, BadConfig, "an async function runs on the event loop"),
+    (add_in_thread, {"pool": "async"}, BadConfig, "pool='async' doesn't fit"),
+    (local_function(), {"pool": "process"}, BadConfig, "move it out of the function"),
+]
+
+
+@pytest.mark.parametrize(("function", "options", "error", "words"), TASKS)
+def test_a_wrong_task_is_refused_where_it_is_written(
+    app: App, function: Any, options: dict[str, Any], error: type[TickwheelError], words: str
+) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        app.task(**options)(function)
+    assert app.tasks.all() == []
+
+
+@pytest.mark.xfail(strict=True, reason="taken without a word, or refused with a bare error")
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (add_in_thread, {"pool": "fiber"}),
+        (add, {"retries": "5"}),
+        (functools.partial(add_in_thread, 1), {}),
+        (dict, {}),
+    ],
+    ids=["pool", "retries", "partial", "builtin"],
+)
+def test_what_can_be_no_task_is_refused_where_it_is_written(
+    app: App, function: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError):
+        app.task(**options)(function)
+
+
+def test_two_tasks_of_one_name_are_refused_with_both_their_places(app: App) -> None:
+    app.task(add)
+    words = r"two tasks are named 'add': .*test_api\.add and .*add_in_thread; give one.*name="
+    with pytest.raises(BadConfig, match=words):
+        app.task(name="add")(add_in_thread)
+    assert [task.function for task in app.tasks.all()] == [add]
+
+
+def test_an_unknown_task_is_refused_with_those_there_are(app: App) -> None:
+    app.task(add)
+    with pytest.raises(UnknownTask, match="no task is named 'ad' here; there are: add"):
+        app.tasks.get("ad")
+
+
+# --- Wrong workers, jobs and apps
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"concurrency": 0}, BadConfig, "a worker runs at least 1 job at a time"),
+        ({"lease": "100ms"}, BadConfig, "below 500ms a short pause would lose jobs"),
+        ({"lease": -1}, BadTime, "negative"),
+        ({"grace": "a while"}, BadTime, "'a while' is not a length of time"),
+        ({"queues": ["my queue"]}, BadConfig, "a queue name is made of letters, digits"),
+        ({"queues": [5]}, BadConfig, "this is 5"),
+    ],
+)
+async def test_a_wrong_worker_is_refused_and_does_not_start(
+    app: App, options: dict[str, Any], error: type[TickwheelError], words: str
+) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        async with app.worker(**options):
+            pytest.fail("the block was entered")
+    assert await app.workers() == []
+
+
+@pytest.mark.xfail(strict=True, reason="'mail' is read as m, a, i, l; the others fail bare or not")
+@pytest.mark.parametrize(
+    "options", [{"queues": "mail"}, {"concurrency": "3"}, {"concurrency": 1.5}], ids=str
+)
+async def test_options_of_a_wrong_type_are_refused(app: App, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        async with app.worker(**options):
+            pass
+
+
+@pytest.mark.parametrize("id", ["", "x" * 201, "a\tb", 42, None])
+def test_an_id_that_can_be_none_is_refused(app: App, id: Any) -> None:
+    with pytest.raises(BadArguments, match="an id is 1 to 200 printable characters"):
+        app.job(id)
+
+
+async def test_a_job_that_is_not_there_is_unknown(app: App) -> None:
+    job = app.job("nobody")
+    with pytest.raises(JobUnknown, match="no job has the id 'nobody'"):
+        await job.info()
+    with pytest.raises(JobUnknown):
+        await job.result()
+    assert await job.cancel() is Cancelled.UNKNOWN
+    assert await app.rerun(["nobody"]) == [False]
+    assert await app.delete(["nobody"]) == [False]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda app: app.pause("my queue"),
+        lambda app: app.resume(""),
+        lambda app: app.job("x").result(timeout="long"),
+        lambda app: app.job("x").result(timeout=-1),
+    ],
+)
+async def test_other_wrong_calls_are_refused(app: App, call: Callable[[App], Any]) -> None:
+    with pytest.raises(UsageError):
+        await call(app)
+    assert await app.queues() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("mongo://here", "no store for 'mongo://here'"), ("jobs.db", "sqlite:///jobs.db")],
+)
+def test_a_wrong_store_is_refused_with_how_to_write_it(url: str, words: str) -> None:
+    with pytest.raises(BadConfig, match=re.escape(words)):
+        App(url)
+
+
+def test_a_wrong_retention_is_refused() -> None:
+    with pytest.raises(BadTime):
+        App("memory://", retention="for ever")
+    with pytest.raises(BadTime):
+        App("memory://", dead_retention=-1)
+
+
+def test_the_store_comes_from_the_environment_unless_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TICKWHEEL_STORE", raising=False)
+    assert App().url == "sqlite:///tickwheel.db"
+    monkeypatch.setenv("TICKWHEEL_STORE", "memory://")
+    assert App().url == "memory://"
+    assert App("sqlite:///other.db").url == "sqlite:///other.db"
+    monkeypatch.setenv("TICKWHEEL_STORE", "nonsense")
+    with pytest.raises(BadConfig, match="no store for 'nonsense'"):
+        App()
+
+
+# --- Right use
+
+
+async def test_a_task_can_be_called_like_the_function_it_is(app: App) -> None:
+    task, threaded = app.task(add), app.task(name="other", retries=3)(add_in_thread)
+    assert await task(1, b=2) == 3
+    assert threaded(1, 2) == 3
+    assert current_job() is None
+    assert (task.name, threaded.name, repr(threaded)) == ("add", "other", "<task other>")
+    assert (task.function, inspect.unwrap(task)) == (add, add)
+    assert await app.queues() == []
+
+
+async def test_an_enqueued_job_can_be_looked_at(app: App) -> None:
+    task = app.task(add)
+    job = await task.using(delay="30m", priority="high").enqueue(1, b=2)
+    assert job.added
+    assert repr(job) == f"<job {job.id}>"
+    info = await job.info()
+    assert (info.id, info.task, info.queue) == (job.id, "add", "default")
+    assert (info.state, info.priority, info.payload) == (
+        State.WAITING,
+        Priority.HIGH,
+        '{"a":1,"b":2}',
+    )
+    assert info.due - info.created == timedelta(minutes=30)
+    assert info.created.utcoffset() == timedelta(0)
+    assert (info.attempts, info.failures, info.history, info.error) == (0, 0, (), None)
+    assert await app.job(job.id).info() == info
+    with pytest.raises(ResultTimeout, match=r"is still waiting after 0\.01 s"):
+        await job.result(timeout="10ms")
+    assert await job.cancel() is Cancelled.CANCELLED
+    assert (await job.info()).state is State.CANCELLED
+
+
+async def test_a_time_that_has_passed_means_now(app: App) -> None:
+    task = app.task(add)
+    async with app.worker():
+        for year in (1, 1969, 2000):
+            job = await task.using(at=datetime(year, 1, 1, tzinfo=UTC)).enqueue(year)
+            assert await job.result(timeout=5) == year
+
+
+async def test_many_jobs_are_stored_in_the_order_they_are_given(app: App) -> None:
+    task, other = app.task(add), app.task(name="other", queue="other")(add_in_thread)
+    jobs = [task.using(delay=60).job(n) for n in range(2_500)]
+    handles = await app.enqueue_many([*jobs, other.using(id="x").job(1)])
+    assert [handle.id for handle in handles] == [*(job.id for job in jobs), "x"]
+    assert all(handle.added for handle in handles)
+    assert [(queue.name, queue.waiting) for queue in await app.queues()] == [
+        ("default", 2_500),
+        ("other", 1),
+    ]
+    # The same again is stored once: the ids are taken.
+    again = await app.enqueue_many(jobs[:3])
+    assert [handle.added for handle in again] == [False] * 3
+    assert await waiting(app) == 2_501
+    assert await app.enqueue_many([]) == []
+
+
+async def test_the_same_id_twice_in_one_batch_is_one_job(app: App) -> None:
+    task = app.task(add)
+    handles = await app.enqueue_many([task.using(id="x").job(n) for n in (1, 2)])
+    assert [handle.added for handle in handles] == [True, False]
+    assert await waiting(app) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="the error comes when the jobs are stored already")
+async def test_a_job_of_another_app_is_refused_and_nothing_is_stored(app: App) -> None:
+    task, alien = app.task(add), App("memory://").task(add_in_thread)
+    with pytest.raises(UnknownTask, match="add_in_thread"):
+        await app.enqueue_many([task.job(1), alien.job(1)])
+    assert await app.queues() == []
+
+
+@pytest.mark.xfail(strict=True, reason="a bare AttributeError or TypeError")
+@pytest.mark.parametrize(
+    "jobs", [[5], ["id"], 5, iter([])], ids=["number", "text", "no list", "iterator"]
+)
+async def test_what_is_no_list_of_jobs_is_refused(app: App, jobs: Any) -> None:
+    with pytest.raises(UsageError):
+        await app.enqueue_many(jobs)
+
+
+async def test_a_closed_app_opens_again_when_it_is_used(app: App) -> None:
+    task = app.task(add)
+    async with app:
+        await task.enqueue(1)
+    async with app as same:
+        assert same is app
+    await task.enqueue(2)
+    assert await waiting(app) == 2
+
+
+# --- Without an event loop
+
+
+def test_every_call_has_a_form_without_await(app: App) -> None:
+    task = app.task(add)
+    job = task.using(delay=60).enqueue_sync(1)
+    assert app.sync.info(job).state is State.WAITING
+    app.sync.pause("mail")
+    assert [(queue.name, queue.paused) for queue in app.sync.queues()] == [
+        ("default", False),
+        ("mail", True),
+    ]
+    app.sync.resume("mail")
+    assert app.sync.cancel(job) is Cancelled.CANCELLED
+    assert app.sync.rerun([job.id]) == [True]
+    [many] = app.sync.enqueue_many([task.using(delay=60).job(2)])
+    assert app.sync.info(many).payload == '{"a":2}'
+    with pytest.raises(ResultTimeout):
+        app.sync.result(many, timeout=0.01)
+    app.sync.close()
+    # Closing is no end: the next call opens the store again.
+    assert task.using(id="x").enqueue_sync(3).id == "x"
+    app.sync.close()
+
+
+def test_threads_may_enqueue_at_the_same_time(app: App) -> None:
+    task = app.task(add)
+    with ThreadPoolExecutor(8) as pool:
+        jobs = list(pool.map(lambda n: task.using(id=f"job {n}").enqueue_sync(n), range(100)))
+    assert [job.id for job in jobs] == [f"job {n}" for n in range(100)]
+    assert [queue.waiting for queue in app.sync.queues()] == [100]
+    app.sync.close()
+
+
+async def test_a_plain_function_may_enqueue_inside_a_running_loop(app: App) -> None:
+    # A sync helper deep in an async program: it holds the loop up, but it must not hang.
+    task = app.task(add)
+    job = task.enqueue_sync(1)
+    assert (await job.info()).state is State.WAITING
+    assert app.sync.info(job).id == job.id
+    app.sync.close()
+
+
+async def test_a_thread_gets_the_result_of_a_job_that_runs_on_the_loop(app: App) -> None:
+    task = app.task(add)
+
+    def in_thread() -> int:
+        return app.sync.result(task.enqueue_sync(1, 2), timeout=5)
+
+    async with app.worker():
+        assert await asyncio.to_thread(in_thread) == 3
+    app.sync.close()
+
+
+async def test_a_task_in_a_thread_may_enqueue_the_next_job(app: App) -> None:
+    task = app.task(add)
+
+    @app.task
+    def first() -> str:
+        return task.enqueue_sync(1, 2).id
+
+    async with app.worker():
+        job = await first.enqueue()
+        assert await app.job(await job.result(timeout=5)).result(timeout=5) == 3
+    app.sync.close()
+
+
+# --- Several event loops
+
+
+def test_an_app_outlives_its_event_loop(app: App) -> None:
+    task = app.task(add)
+
+    async def enqueue() -> int:
+        await task.enqueue(1)
+        return await waiting(app)
+
+    async def work() -> int:
+        async with app.worker():
+            return await (await task.enqueue(1)).result(timeout=5)
+
+    assert [asyncio.run(enqueue()) for _ in range(3)] == [1, 2, 3]
+    assert asyncio.run(work()) == 1
+    assert task.enqueue_sync(2).added
+    app.sync.close()
+
+
+def test_event_loops_in_several_threads_share_an_app(app: App) -> None:
+    task = app.task(add)
+    started = threading.Barrier(4)
+
+    async def enqueue() -> None:
+        started.wait(5)
+        await asyncio.gather(*(task.enqueue(n) for n in range(50)))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(asyncio.run, enqueue()) for _ in range(4)]:
+            done.result()
+    assert asyncio.run(waiting(app)) == 200
+
+
+class NosyLoop(asyncio.SelectorEventLoop):
+    """Lets another thread start a loop at the moment in which it is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.when_looked_at: Callable[[], object] | None = None
+
+    def is_closed(self) -> bool:
+        if (act := self.when_looked_at) is not None:
+            self.when_looked_at = None
+            act()
+        return super().is_closed()
+
+
+@pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="the loops are gone through without a lock"
+)
+def test_a_loop_may_start_while_another_one_starts(app: App) -> None:
+    task = app.task(add)
+    # A thread that may have to wait for ours, so ours waits for it but a moment.
+    thread = threading.Thread(target=lambda: asyncio.run(enqueue(2)))
+
+    async def enqueue(n: int) -> None:
+        await task.enqueue(n)
+
+    def start_another() -> None:
+        thread.start()
+        thread.join(0.2)
+
+    with asyncio.Runner(loop_factory=NosyLoop) as runner:
+        runner.run(enqueue(0))
+        loop = runner.get_loop()
+        assert isinstance(loop, NosyLoop)
+        loop.when_looked_at = start_another
+        try:
+            asyncio.run(enqueue(1))
+        finally:
+            thread.join(5)
+    assert asyncio.run(waiting(app)) == 3
+
+
+# --- The worker in a program
+
+
+def test_a_worker_works_while_its_block_lasts_and_then_stops_gracefully() -> None:
+    async def story() -> None:
+        app = App("memory://", clock=LoopClock())
+
+        @app.task
+        async def slow(seconds: float) -> float:
+            await asyncio.sleep(seconds)
+            return seconds
+
+        before = await slow.enqueue(1)
+        async with app.worker(guarded=False, concurrency=2) as worker:
+            assert await before.result(timeout=2) == 1
+            assert [info.name for info in await app.workers()] == [worker.name]
+            running = await slow.enqueue(10)
+            await asyncio.sleep(1)
+        assert (await running.info()).state is State.DONE
+        assert await app.workers() == []
+        after = await slow.enqueue(1)
+        await asyncio.sleep(60)
+        assert (await after.info()).state is State.WAITING
+
+    run_virtual(story())
+
+
+def test_a_worker_serves_the_queues_it_is_given_or_those_of_the_tasks() -> None:
+    async def story() -> None:
+        app = App("memory://", clock=LoopClock())
+        task = app.task(queue="mail")(add)
+        mail, other = await task.enqueue(1), await task.using(queue="other").enqueue(2)
+        async with app.worker(guarded=False):
+            assert await mail.result(timeout=1) == 1
+        async with app.worker(guarded=False, queues=["other"]):
+            assert await other.result(timeout=1) == 2
+            third = await task.enqueue(3)
+            await asyncio.sleep(10)
+            assert (await third.info()).state is State.WAITING
+
+    run_virtual(story())
+
+
+def test_a_failed_job_says_why_and_can_be_put_back() -> None:
+    async def story() -> None:
+        app = App("memory://", clock=LoopClock())
+        mended = False
+
+        @app.task
+        async def fragile() -> str:
+            if not mended:
+                raise GiveUp("the printer is off")
+            return "printed"
+
+        async with app.worker(guarded=False):
+            job = await fragile.enqueue()
+            with pytest.raises(JobFailed, match=f"job {job.id} is dead: the printer is off"):
+                await job.result()
+            mended = True
+            assert await app.rerun([job.id]) == [True]
+            assert await job.result() == "printed"
+            assert [run.outcome for run in (await job.info()).history] == [
+                Outcome.DEAD,
+                Outcome.DONE,
+            ]
+
+    run_virtual(story())
+
+
+class BrokenStore(MemoryStore):
+    """Fails in a way that no store should: not StoreUnavailable, so nobody tries again."""
+
+    async def claim(self, queues: Sequence[str], **_: Any) -> list[Job]:
+        await asyncio.sleep(1)
+        raise StoreError("the file is gone")
+
+
+def innermost(error: BaseException) -> list[BaseException]:
+    """What an exception group holds, however deep; other exceptions are themselves."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in innermost(each)]
+    return [error]
+
+
+def test_a_worker_that_fails_cancels_its_block_and_says_why() -> None:
+    async def story() -> None:
+        clock = LoopClock()
+        app = App(BrokenStore(clock=clock), clock=clock)
+        reached = []
+        with pytest.raises(Exception) as caught:
+            async with app.worker(guarded=False):
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    reached.append(asyncio.get_running_loop().time())
+                    raise
+        assert reached == [1]
+        assert [str(each) for each in innermost(caught.value)] == ["the file is gone"]
+
+    run_virtual(story())
+
+
+def test_a_block_that_raises_ends_its_worker_too() -> None:
+    async def story() -> None:
+        app = App("memory://", clock=LoopClock())
+        task = app.task(add)
+        with pytest.raises(Exception) as caught:
+            async with app.worker(guarded=False):
+                raise LookupError("mine")
+        assert [str(each) for each in innermost(caught.value)] == ["mine"]
+        job = await task.enqueue(1)
+        await asyncio.sleep(60)
+        assert (await job.info()).state is State.WAITING
+
+    run_virtual(story())
+
+
+@pytest.mark.xfail(
+    strict=True, raises=ExceptionGroup, reason="it comes wrapped in an exception group"
+)
+async def test_what_a_block_raises_reaches_the_caller_as_it_is(app: App) -> None:
+    with pytest.raises(LookupError, match="mine"):
+        async with app.worker():
+            raise LookupError("mine")

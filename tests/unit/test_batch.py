@@ -1,0 +1,235 @@
+"""Natural batching, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from tickwheel.batch import Batcher
+from tickwheel.testing import run_virtual
+
+
+class Sink:
+    """Takes a second for each flush, answers each item with its double, and keeps a record."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        # Flushes that hold one of these fail.
+        self.poison: set[int] = set()
+
+    async def flush(self, items: Sequence[int]) -> list[int]:
+        self.batches.append(list(items))
+        await asyncio.sleep(1)
+        if self.poison & set(items):
+            raise ConnectionError(f"lost {items}")
+        return [item * 2 for item in items]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_an_idle_batcher_adds_no_wait() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush)
+        for n in range(3):
+            before = now()
+            assert await batcher.send(n) == n * 2
+            assert now() - before == 1
+        assert sink.batches == [[0], [1], [2]]
+
+    run_virtual(story())
+
+
+def test_calls_gather_while_a_flush_is_under_way_and_the_next_takes_them_all() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush)
+        first = asyncio.create_task(batcher.send(0))
+        await asyncio.sleep(0.2)
+        others = []
+        for n in range(1, 8):
+            others.append(asyncio.create_task(batcher.send(n)))
+            await asyncio.sleep(0.1)
+        assert sink.batches == [[0]]
+        assert await first == 0
+        assert now() == 1
+        # Each gets its own answer, in whatever batch it travelled.
+        assert await asyncio.gather(*others) == [n * 2 for n in range(1, 8)]
+        assert now() == 2
+        assert sink.batches == [[0], [1, 2, 3, 4, 5, 6, 7]]
+
+    run_virtual(story())
+
+
+def test_calls_of_one_moment_are_one_batch() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush)
+        assert await asyncio.gather(*map(batcher.send, range(100))) == list(range(0, 200, 2))
+        assert sink.batches == [list(range(100))]
+
+    run_virtual(story())
+
+
+def test_a_batch_has_a_limit_and_the_order_is_kept() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush, limit=3)
+        answers = await asyncio.gather(*map(batcher.send, range(8)))
+        assert answers == [n * 2 for n in range(8)]
+        assert sink.batches == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+    run_virtual(story())
+
+
+def test_only_one_flush_is_under_way_at_a_time() -> None:
+    async def story() -> None:
+        under_way, most = 0, 0
+
+        async def flush(items: Sequence[int]) -> Sequence[int]:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(1)
+            under_way -= 1
+            return items
+
+        batcher = Batcher(flush, limit=2)
+        sending = []
+        for n in range(20):
+            sending.append(asyncio.create_task(batcher.send(n)))
+            await asyncio.sleep(0.3)
+        await asyncio.gather(*sending)
+        assert most == 1
+
+    run_virtual(story())
+
+
+def test_an_error_reaches_every_caller_of_that_batch_and_no_other() -> None:
+    async def story() -> None:
+        sink = Sink()
+        sink.poison = {4}
+        batcher = Batcher(sink.flush, limit=3)
+        answers = await asyncio.gather(*map(batcher.send, range(9)), return_exceptions=True)
+        assert answers[:3] == [0, 2, 4]
+        assert [str(answer) for answer in answers[3:6]] == ["lost [3, 4, 5]"] * 3
+        assert all(isinstance(answer, ConnectionError) for answer in answers[3:6])
+        assert answers[6:] == [12, 14, 16]
+        # And it goes on working.
+        assert await batcher.send(50) == 100
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("when", ["gathered", "being flushed"])
+def test_a_caller_that_is_cancelled_disturbs_nobody(when: str) -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush)
+        ahead = asyncio.create_task(batcher.send(0))
+        await asyncio.sleep(0.5)
+        sending = [asyncio.create_task(batcher.send(n)) for n in (1, 2, 3)]
+        await asyncio.sleep(0.2 if when == "gathered" else 1)
+        sending[1].cancel()
+        answers = await asyncio.gather(ahead, *sending, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3)] == [0, 2, 6]
+        assert isinstance(answers[2], asyncio.CancelledError)
+        assert await batcher.send(4) == 8
+
+    run_virtual(story())
+
+
+def test_a_cancelled_caller_of_a_batch_that_fails_disturbs_nobody() -> None:
+    async def story() -> None:
+        sink = Sink()
+        sink.poison = {1}
+        batcher = Batcher(sink.flush)
+        sending = [asyncio.create_task(batcher.send(n)) for n in (1, 2)]
+        await asyncio.sleep(0.5)
+        sending[0].cancel()
+        cancelled, failed = await asyncio.gather(*sending, return_exceptions=True)
+        assert isinstance(cancelled, asyncio.CancelledError)
+        assert isinstance(failed, ConnectionError)
+
+    run_virtual(story())
+
+
+def test_no_more_than_the_room_gathers_and_the_rest_waits() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush, room=3)
+        answers = await asyncio.gather(*map(batcher.send, range(10)))
+        assert answers == [n * 2 for n in range(10)]
+        # A batch takes all that has gathered, so its size tells how many that were.
+        assert [len(batch) for batch in sink.batches] == [3, 3, 3, 1]
+
+    run_virtual(story())
+
+
+def test_a_caller_that_waits_for_room_can_be_cancelled() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush, room=1)
+        sending = [asyncio.create_task(batcher.send(n)) for n in range(3)]
+        await asyncio.sleep(0.5)
+        sending[1].cancel()
+        await asyncio.wait(sending)
+        assert sink.batches == [[0], [2]]
+
+    run_virtual(story())
+
+
+def test_submitting_hands_over_at_once_without_waiting() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush, room=1)
+        answers = [batcher.submit(n) for n in range(5)]
+        assert not any(answer.done() for answer in answers)
+        assert await asyncio.gather(*answers) == [0, 2, 4, 6, 8]
+        assert sink.batches == [[0, 1, 2, 3, 4]]
+
+    run_virtual(story())
+
+
+def test_drained_waits_for_every_answer() -> None:
+    async def story() -> None:
+        sink = Sink()
+        sink.poison = {1}
+        batcher = Batcher(sink.flush, limit=1)
+        await batcher.drained()
+        assert now() == 0
+        answers = [batcher.submit(n) for n in range(3)]
+        await batcher.drained()
+        assert now() == 3
+        assert all(answer.done() for answer in answers)
+        assert isinstance(answers[1].exception(), ConnectionError)
+
+    run_virtual(story())
+
+
+async def too_few(items: Sequence[int]) -> Sequence[int]:
+    return items[1:]
+
+
+async def given_up(items: Sequence[int]) -> Sequence[int]:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="the callers wait for ever")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("flush", [too_few, given_up])
+def test_a_flush_that_breaks_its_word_leaves_no_caller_waiting(
+    flush: Callable[[Sequence[int]], Coroutine[Any, Any, Sequence[int]]],
+) -> None:
+    async def story() -> None:
+        batcher = Batcher(flush)
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(batcher.send(1), batcher.send(2), return_exceptions=True)
+        assert any(isinstance(answer, BaseException) for answer in answers)
+
+    run_virtual(story())

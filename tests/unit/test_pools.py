@@ -1,0 +1,340 @@
+"""Tasks in real threads and real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import process_tasks
+import pytest
+
+from tickwheel import (
+    App,
+    JobFailed,
+    JobHandle,
+    Outcome,
+    ResultError,
+    RetryPolicy,
+    State,
+    Task,
+    current_job,
+)
+from tickwheel.clock import StoreClock, SystemClock
+from tickwheel.stores.memory import MemoryStore
+from tickwheel.worker import Worker, WorkerOptions
+
+# So long may a step take on a slow machine before the test gives up.
+PATIENCE_S = 30
+
+
+@asynccontextmanager
+async def working(app: App, store: MemoryStore, **options: Any) -> AsyncIterator[Worker]:
+    """A worker with options that `app.worker` leaves to the machine."""
+    clock = SystemClock()
+    store_clock = StoreClock(clock)
+    options = {"queues": app.tasks.queues(), "grace_ms": 0, **options}
+    worker = Worker(store, app.tasks, store_clock, clock, WorkerOptions(**options), guarded=False)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run())
+        try:
+            yield worker
+        finally:
+            worker.stop()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def app(store: MemoryStore) -> App:
+    return App(store)
+
+
+async def ended_badly(job: JobHandle[Any]) -> str:
+    """Why the job is dead."""
+    with pytest.raises(JobFailed) as caught:
+        await job.result(timeout=PATIENCE_S)
+    return str(caught.value).split(" is dead: ", 1)[1]
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not happened():
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- Threads
+
+
+async def test_a_plain_function_runs_off_the_loop_and_knows_its_job(
+    app: App, store: MemoryStore
+) -> None:
+    @app.task
+    def look(n: int) -> tuple[str, int, str]:
+        context = current_job()
+        assert context is not None and not context.stopping
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return context.job.id, threading.get_ident(), context.job.payload
+
+    async with working(app, store):
+        jobs = [await look.enqueue(n) for n in range(5)]
+        seen = [await job.result(timeout=PATIENCE_S) for job in jobs]
+    assert [id for id, _, _ in seen] == [job.id for job in jobs]
+    assert threading.get_ident() not in [thread for _, thread, _ in seen]
+    assert [payload for _, _, payload in seen] == [f'{{"n":{n}}}' for n in range(5)]
+    assert current_job() is None
+
+
+async def test_the_loop_goes_on_while_a_thread_is_busy(app: App, store: MemoryStore) -> None:
+    freed = threading.Event()
+
+    @app.task
+    def wait() -> bool:
+        return freed.wait(PATIENCE_S)
+
+    @app.task
+    async def free() -> None:
+        freed.set()
+
+    async with working(app, store):
+        job = await wait.enqueue()
+        await free.enqueue()
+        assert await job.result(timeout=PATIENCE_S) is True
+
+
+async def test_a_thread_that_fails_is_settled_like_any_task(app: App, store: MemoryStore) -> None:
+    @app.task(retries=RetryPolicy(retries=1, first=0, jitter=0))
+    def fail() -> None:
+        raise ValueError("no luck")
+
+    async with working(app, store):
+        job = await fail.enqueue()
+        assert await ended_badly(job) == "ValueError: no luck"
+    assert (await job.info()).attempts == 2
+
+
+async def test_a_thread_that_runs_too_long_is_told_so_and_loses_its_slot(
+    app: App, store: MemoryStore
+) -> None:
+    stopped, left = threading.Event(), threading.Event()
+
+    @app.task(timeout="50ms", retries=0)
+    def hang() -> None:
+        context = current_job()
+        assert context is not None
+        while not context.stopping:
+            time.sleep(0.005)
+        stopped.set()
+        left.wait(PATIENCE_S)
+
+    @app.task
+    def next_one() -> str:
+        return "ran"
+
+    try:
+        async with working(app, store, concurrency=1):
+            job = await hang.enqueue()
+            assert await ended_badly(job) == "TimeoutError: ran longer than its timeout of 50ms"
+            # The thread is still there, but its slot is not taken.
+            second = await next_one.enqueue()
+            assert await second.result(timeout=PATIENCE_S) == "ran"
+            await until(stopped.is_set)
+    finally:
+        left.set()
+    [run] = (await job.info()).history
+    assert run.outcome is Outcome.DEAD
+    assert run.started_ms is not None and run.ended_ms - run.started_ms >= 50
+
+
+async def test_what_a_thread_does_after_its_timeout_changes_nothing(
+    app: App, store: MemoryStore
+) -> None:
+    left, returned = threading.Event(), threading.Event()
+
+    @app.task(timeout="20ms", retries=0)
+    def late() -> str:
+        left.wait(PATIENCE_S)
+        returned.set()
+        return "too late"
+
+    async with working(app, store):
+        job = await late.enqueue()
+        await ended_badly(job)
+        left.set()
+        await until(returned.is_set)
+        await asyncio.sleep(0.05)
+        assert (await job.info()).state is State.DEAD
+
+
+@pytest.mark.xfail(
+    strict=sys.version_info < (3, 12), reason="Python 3.11 can't put it into a future: no end"
+)
+async def test_a_thread_that_raises_stop_iteration_fails_at_once(
+    app: App, store: MemoryStore
+) -> None:
+    # The classic slip: `next` on an empty iterator.
+    task = app.task(retries=0, timeout="500ms")(process_tasks.stop_iteration)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    async with working(app, store):
+        assert "StopIteration" in await ended_badly(await task.enqueue())
+
+
+@pytest.mark.xfail(
+    strict=True, raises=(SystemExit, BaseExceptionGroup), reason="it takes the worker down"
+)
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_a_task_that_calls_sys_exit_fails_alone(app: App, store: MemoryStore, kind: str) -> None:
+    def leave() -> None:
+        sys.exit(3)
+
+    async def leave_async() -> None:
+        sys.exit(3)
+
+    task: Task[[], None, Any]
+    task = app.task(retries=0)(leave) if kind == "thread" else app.task(retries=0)(leave_async)
+
+    async def story() -> None:
+        async with working(app, store):
+            assert "SystemExit: 3" in await ended_badly(await task.enqueue())
+
+    asyncio.run(story())
+
+
+# --- Processes: the first task in one takes as long as an interpreter to start
+
+
+async def test_a_process_task_runs_in_another_process_that_is_used_again(
+    app: App, store: MemoryStore
+) -> None:
+    where = app.task(pool="process")(process_tasks.where)
+    seen = app.task(pool="process")(process_tasks.job_seen)
+    async with working(app, store, processes=1):
+        first, second = [await (await where.enqueue()).result(timeout=PATIENCE_S) for _ in range(2)]
+        # The job stays here: what it holds can't be told across.
+        assert await (await seen.enqueue()).result(timeout=PATIENCE_S) is False
+    assert first == second != os.getpid()
+    assert not alive(first)
+
+
+async def test_a_task_decorated_in_its_module_is_found_by_the_child() -> None:
+    app = process_tasks.app
+    async with app.worker(concurrency=1):
+        job = await process_tasks.decorated.enqueue(1, b=5)
+        assert await job.result(timeout=PATIENCE_S) == [1, 5]
+        job = await process_tasks.decorated.enqueue(1)
+        assert await job.result(timeout=PATIENCE_S) == [1, 2]
+    assert process_tasks.decorated(3) == [3, 2]
+
+
+@pytest.mark.slow
+async def test_a_timeout_kills_exactly_that_process_and_the_next_job_runs(
+    app: App, store: MemoryStore, tmp_path: Path
+) -> None:
+    hang = app.task(name="hang", pool="process", timeout=2, retries=0)(process_tasks.note_and_sleep)
+    slow = app.task(name="slow", pool="process")(process_tasks.note_and_sleep)
+    where = app.task(pool="process")(process_tasks.where)
+    async with working(app, store, processes=2):
+        hung = await hang.enqueue(str(tmp_path / "hung"), 60)
+        bystander = await slow.enqueue(str(tmp_path / "slow"), 3)
+        assert await ended_badly(hung) == "TimeoutError: ran longer than its timeout of 2s"
+        victim = int((tmp_path / "hung").read_text())
+        await until(lambda: not alive(victim))
+        # The other process has not noticed, and the next job has one to run in.
+        witness = await bystander.result(timeout=PATIENCE_S)
+        assert witness == int((tmp_path / "slow").read_text())
+        pids = {await (await where.enqueue()).result(timeout=PATIENCE_S) for _ in range(3)}
+    assert victim not in pids
+    assert (await bystander.info()).attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("sys.exit", 3), ("os._exit", 4), ("SIGSEGV", -11), ("SIGKILL", -9)]
+)
+async def test_a_task_that_ends_its_process_fails_with_the_reason_and_the_next_runs(
+    app: App, store: MemoryStore, how: str, code: int
+) -> None:
+    leave = app.task(pool="process", retries=0)(process_tasks.leave)
+    where = app.task(pool="process")(process_tasks.where)
+    async with working(app, store, processes=1):
+        job = await leave.enqueue(how)
+        assert await ended_badly(job) == f"ChildDied: its process died, exit code {code}"
+        assert await (await where.enqueue()).result(timeout=PATIENCE_S) != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("plain", "ValueError: no luck"),
+        ("picky", "RuntimeError: Picky: paper: out of it"),
+        ("unpicklable", "RuntimeError: Unpicklable: held"),
+        # These are also what a dead child looks like from here.
+        ("end of file", "EOFError: the file ended"),
+        ("broken pipe", "BrokenPipeError: somebody else's pipe"),
+        ("give up", "enough"),
+    ],
+)
+async def test_what_a_process_task_raises_is_told_even_where_it_cannot_travel(
+    app: App, store: MemoryStore, how: str, words: str
+) -> None:
+    fail = app.task(pool="process", retries=0)(process_tasks.fail)
+    async with working(app, store, processes=1):
+        assert await ended_badly(await fail.enqueue(how)) == words
+
+
+async def settled_again(app: App, store: MemoryStore, how: str) -> tuple[Outcome, str | None]:
+    fail = app.task(pool="process")(process_tasks.fail)
+    async with working(app, store, processes=1):
+        job = await fail.enqueue(how)
+        async with asyncio.timeout(PATIENCE_S):
+            while not (info := await job.info()).history:
+                await asyncio.sleep(0.01)
+    assert (info.state, info.due.timestamp() > time.time() + 3500) == (State.WAITING, True)
+    return info.history[0].outcome, info.history[0].error
+
+
+async def test_a_process_task_may_ask_to_be_run_later(app: App, store: MemoryStore) -> None:
+    assert await settled_again(app, store, "snooze") == (Outcome.SNOOZE, None)
+
+
+@pytest.mark.xfail(strict=True, reason="the reason is lost when the exception is pickled")
+async def test_a_process_task_may_ask_for_a_retry_and_say_why(app: App, store: MemoryStore) -> None:
+    assert await settled_again(app, store, "retry") == (Outcome.RETRY, "busy")
+
+
+async def test_a_result_that_cannot_leave_its_process_says_so(app: App, store: MemoryStore) -> None:
+    task = app.task(pool="process", retries=0)(process_tasks.unpicklable_result)
+    async with working(app, store, processes=1):
+        job = await task.enqueue()
+        with pytest.raises((JobFailed, ResultError), match="the result can't leave its process"):
+            await job.result(timeout=PATIENCE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="its time runs while it waits for a process")
+async def test_waiting_for_a_process_does_not_use_up_the_time_of_a_job(
+    app: App, store: MemoryStore, tmp_path: Path
+) -> None:
+    slow = app.task(pool="process", timeout=2, retries=0)(process_tasks.note_and_sleep)
+    async with working(app, store, processes=1):
+        # Each needs a second and has two; together they need four.
+        jobs = [await slow.enqueue(str(tmp_path / "pid"), 1) for _ in range(4)]
+        for job in jobs:
+            await job.result(timeout=PATIENCE_S)
