@@ -4,8 +4,8 @@
 
 N timers fall due at random over one hour; half of them are cancelled; the rest are drained in time
 order, ten steps a second, without waiting. Garbage collection stays on, as in any program. Bytes
-are the growth of resident memory per timer, in a process of its own. Ratios are to the wheel: above 1
-the other is dearer.
+are the growth of resident memory per timer, in a process of its own. Ratios are to the wheel:
+above 1 the other is dearer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Tickwheel runs a function at the time you asked for: durable, and exact to milliseconds.
 
-from tickwheel import App
+    app = App("sqlite:///jobs.db")
 
-app = App("sqlite:///jobs.db")
+    @app.task
+    async def cancel_order(order_id: int) -> None: ...
 
-@app.task
-async def cancel_order(order_id: int) -> None: ...
+    await cancel_order.using(delay="30m").enqueue(42)
 
-await cancel_order.using(delay="30m").enqueue(42)
+Everything that is public is importable from here.
 """
 
 from tickwheel.app import App, Call, JobHandle, JobInfo, Task

@@ -67,6 +67,8 @@ class JobInfo:
     asked: bool
     ended: datetime | None
     error: str | None
+    # What the task returned, as JSON text.
+    result: str | None
     history: tuple[Run, ...]
 
     @classmethod
@@ -88,6 +90,7 @@ class JobInfo:
             asked=job.asked,
             ended=None if job.ended_ms is None else moment(job.ended_ms),
             error=job.error,
+            result=job.result,
             history=job.history,
         )
 
@@ -109,7 +112,7 @@ class JobHandle(Generic[R]):
 
     async def info(self) -> JobInfo:
         """State, due time, attempts, error and history; JobUnknown where it was pruned."""
-        client = await self._app._ready()
+        client = await self._app.client()
         return JobInfo.of(await client.get(self.id))
 
     async def result(self, timeout: Span | None = None) -> R:  # noqa: ASYNC109 (a Span)
@@ -118,14 +121,14 @@ class JobHandle(Generic[R]):
         Raises ResultTimeout, JobFailed (it is dead), JobCancelled, or ResultError where the
         result could not be kept.
         """
-        client = await self._app._ready()
+        client = await self._app.client()
         job = await client.ended(self.id, None if timeout is None else span_ms(timeout) / 1000)
         value: R = decode_result(job.result, self._returns)
         return value
 
     async def cancel(self) -> Cancelled:
         """Cancel the job, and say what that achieved."""
-        client = await self._app._ready()
+        client = await self._app.client()
         [answer] = await client.cancel([self.id])
         return answer
 
@@ -157,7 +160,7 @@ class Call(Generic[P, R]):
         """Store a job that calls the task with these arguments; it is durable when this returns."""
         # Encode first: what is wrong with the call is said before anything is waited for.
         payload = self._app._payload(self._definition, args, kwargs)
-        client = await self._app._ready()
+        client = await self._app.client()
         job = self._job(payload, client.clock.next_ms())
         return self._handle(job.id, await client.add(job))
 
@@ -356,7 +359,7 @@ class App:
 
     async def enqueue_many(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
         """Store many jobs, made with `task.job(…)`, in as few steps as the store can."""
-        client = await self._ready()
+        client = await self.client()
         handles: list[JobHandle[Any]] = []
         for start in range(0, len(jobs), CHUNK):
             chunk = jobs[start : start + CHUNK]
@@ -376,35 +379,35 @@ class App:
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         """Jobs that match, page by page."""
-        return await (await self._ready()).find(query, cursor=cursor, limit=limit)
+        return await (await self.client()).find(query, cursor=cursor, limit=limit)
 
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         """Cancel jobs, and say of each what that achieved."""
-        return await (await self._ready()).cancel(ids)
+        return await (await self.client()).cancel(ids)
 
     async def rerun(self, ids: Sequence[str]) -> list[bool]:
         """Put ended jobs back to run now; False where a job has not ended or is unknown."""
-        return await (await self._ready()).rerun(ids)
+        return await (await self.client()).rerun(ids)
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
         """Forget ended jobs; False where a job has not ended or is unknown."""
-        return await (await self._ready()).delete(ids)
+        return await (await self.client()).delete(ids)
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""
-        return await (await self._ready()).queues()
+        return await (await self.client()).queues()
 
     async def pause(self, queue: str) -> None:
         """Stop handing out a queue's jobs; running ones go on, and jobs can still be added."""
-        await (await self._ready()).pause(checked_name("queue", queue), True)
+        await (await self.client()).pause(checked_name("queue", queue), True)
 
     async def resume(self, queue: str) -> None:
         """Hand out a queue's jobs again."""
-        await (await self._ready()).pause(checked_name("queue", queue), False)
+        await (await self.client()).pause(checked_name("queue", queue), False)
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers that were seen lately."""
-        return await (await self._ready()).workers()
+        return await (await self.client()).workers()
 
     # --- Work
 
@@ -437,7 +440,7 @@ class App:
             dead_retention_ms=self.dead_retention_ms,
             result_limit=self.payload_limit,
         )
-        client = await self._ready()
+        client = await self.client()
         worker = Worker(
             client.store, self.tasks, client.clock, self._clock, options, guarded=guarded
         )
@@ -451,7 +454,7 @@ class App:
     # --- Life
 
     async def __aenter__(self) -> Self:
-        await self._ready()
+        await self.client()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -459,7 +462,8 @@ class App:
         if client is not None:
             await client.close()
 
-    async def _ready(self) -> Client:
+    async def client(self) -> Client:
+        """The client of the running event loop, open: everything that can be asked of the store."""
         client = self._client()
         await client.ready()
         return client

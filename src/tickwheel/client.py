@@ -57,7 +57,7 @@ class Client:
     async def get(self, id: str) -> Job:
         [job] = await self.store.get([id])
         if job is None:
-            raise JobUnknown(f"no job has the id {id!r}: it never had, or it was pruned")
+            raise JobUnknown(f"no job has the id {id!r}: it was never added, or it was pruned")
         return job
 
     async def ended(self, id: str, timeout_s: float | None) -> Job:

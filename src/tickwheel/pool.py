@@ -10,13 +10,16 @@ import asyncio
 import contextlib
 import importlib
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tickwheel.clock import sleep_blocking
 from tickwheel.errors import TickwheelError
 from tickwheel.retry import describe
 
@@ -111,9 +114,10 @@ class _Child:
 
 def _serve(pipe: Connection) -> None:
     """The child's life: one call after the other, until our end of the pipe closes."""
-    # Ctrl-C goes to the whole group; when to stop is the worker's decision.
+    # Signals may go to the whole group; when to stop is the worker's decision, and it kills.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     while True:
         try:
             (module, name), args, kwargs = pickle.loads(pipe.recv_bytes())
@@ -124,6 +128,13 @@ def _serve(pipe: Connection) -> None:
         except Exception as error:
             answer = (True, error)
         pipe.send_bytes(_pickled(answer))
+
+
+def _end_with(parent: int) -> None:
+    """Don't outlive the worker: its leases run out, and somebody else will run the job."""
+    while os.getppid() == parent:
+        sleep_blocking(1)
+    os._exit(1)
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:

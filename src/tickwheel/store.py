@@ -6,6 +6,7 @@ policy, no worker loop and no HTTP. `tests/contract/` checks every sentence belo
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -81,8 +82,9 @@ class Store(Protocol):
     """Durable truth about jobs and schedules.
 
     Each method happens whole or not at all (a store may split a batch of more than 1,000), and
-    repeating it after a lost reply changes nothing more. Answers come in the order of the question. Any method may raise StoreUnavailable, after
-    which it is unknown whether the step happened; no other exception is expected.
+    repeating it after a lost reply changes nothing more. Answers come in the order of the
+    question. Any method may raise StoreUnavailable, after which it is unknown whether the step
+    happened; no other exception is expected.
 
     `now_ms` is the caller's estimate of the store's own clock. A store whose server keeps the time
     itself may use that instead. One store object serves one event loop: see `twin`.
@@ -221,19 +223,22 @@ class Store(Protocol):
         """What an acknowledged add survives, read from the live store."""
 
 
+# Where each kind of store lives. By name, because a store's driver may not be installed.
+_KINDS = {
+    "memory": ("tickwheel.stores.memory", "MemoryStore"),
+    "sqlite": ("tickwheel.stores.sqlite", "SqliteStore"),
+}
+
+
 def open_store(url: str, *, clock: Clock | None = None) -> Store:
     """A store for this URL, not yet open. Its driver is imported here and only if needed."""
-    clock = clock or SystemClock()
     scheme = urlsplit(url).scheme if "://" in url else ""
-    if scheme == "memory":
-        from tickwheel.stores.memory import MemoryStore
-
-        return MemoryStore(clock=clock)
-    if scheme == "sqlite":
-        from tickwheel.stores.sqlite import SqliteStore
-
-        return SqliteStore.from_url(url, clock=clock)
-    raise BadConfig(
-        f"no store for {url!r}: a store URL is sqlite:///jobs.db (a file in this folder), "
-        "sqlite:////var/lib/jobs.db (an absolute path) or memory://"
-    )
+    if scheme not in _KINDS:
+        raise BadConfig(
+            f"no store is named {scheme or url!r}: a store URL is sqlite:///jobs.db (a file in this folder), "
+            "sqlite:////var/lib/jobs.db (an absolute path) or memory://"
+        )
+    module, name = _KINDS[scheme]
+    kind = getattr(importlib.import_module(module), name)
+    store: Store = kind.from_url(url, clock=clock or SystemClock())
+    return store

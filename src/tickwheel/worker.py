@@ -110,6 +110,11 @@ class Worker:
 
     # --- Life
 
+    @property
+    def running(self) -> int:
+        """How many jobs run right now."""
+        return self._hand.running
+
     def stop(self) -> None:
         """Claim no more, let running jobs finish within the grace, hand the rest back."""
         self._stopping.set()
@@ -386,7 +391,9 @@ class Worker:
                 held.job.task,
                 str(settlement.outcome),
             )
-        elif settlement.outcome is Outcome.DEAD:
+        else:
+            log.debug("job %s (%s): %s", held.job.id, held.job.task, settlement.outcome)
+        if settlement.outcome is Outcome.DEAD:
             log.error("job %s (%s) is dead: %s", held.job.id, held.job.task, settlement.error)
         self._forget(held)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -96,7 +97,7 @@ def test_a_failing_job_is_retried_after_growing_delays_and_then_dead() -> None:
         job = await fail.enqueue()
         with pytest.raises(JobFailed, match="no luck"):
             await job.result()
-        gaps = [(b - a) / 1000 for a, b in zip(runs, runs[1:], strict=False)]
+        gaps = [(b - a) / 1000 for a, b in pairwise(runs)]
         assert [round(gap) for gap in gaps] == [2, 4, 8]
         info = await job.info()
         assert (info.state, info.failures, info.attempts) == (State.DEAD, 4, 4)
@@ -461,7 +462,7 @@ def test_a_job_of_an_unknown_task_is_tried_again_for_newer_workers_then_dead() -
         job = known.job()
         await world.store.add([msgspec.structs.replace(job, task="unheard_of")])
         await world.node()
-        with pytest.raises(JobFailed, match="no task is named 'unheard_of'.*known"):
+        with pytest.raises(JobFailed, match=r"no task is named 'unheard_of'.*known"):
             await world.app.job(job.id).result()
         assert (await world.stored(job.id)).failures == 6
 

@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import HERE, LEASE_S, Shop, running_shop, wait_until
 
-from tickwheel import App, JobInfo, Outcome, State
+from tickwheel import App, JobInfo, Outcome, State, Task
 
 pytestmark = pytest.mark.slow
 
@@ -47,10 +48,8 @@ def app(shop: Shop) -> Iterator[App]:
 
 
 def enqueue(app: App, task: str, seconds: float, count: int = 1) -> list[str]:
-    definition = app.tasks.get(task)
-    from tickwheel.app import Task
-
-    jobs = [Task(app, definition).job(seconds) for _ in range(count)]
+    call: Task[[float], Any, Any] = Task(app, app.tasks.get(task))
+    jobs = [call.job(seconds) for _ in range(count)]
     return [handle.id for handle in app.sync.enqueue_many(jobs)]
 
 
@@ -184,8 +183,8 @@ def test_what_a_killed_process_was_told_is_stored_is_stored(shop: Shop, app: App
         "from shop import work\n"
         "async def main():\n"
         "    while True:\n"
-        "        jobs = await asyncio.gather(*(work.using(delay=60).enqueue(0) for _ in range(50)))\n"
-        "        for job in jobs: print(job.id, flush=True)\n"
+        "        later = [work.using(delay=60).enqueue(0) for _ in range(50)]\n"
+        "        for job in await asyncio.gather(*later): print(job.id, flush=True)\n"
         "asyncio.run(main())\n"
     )
     told = shop.folder / "told"

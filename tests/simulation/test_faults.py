@@ -11,10 +11,11 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
+from world import Node, World, virtual
 
-from world import World, virtual
 from tickwheel import Outcome, RetryPolicy, State, current_job
 from tickwheel.testing import FaultyStore
 
@@ -67,7 +68,7 @@ async def chaos(world: World, dice: random.Random) -> None:
     await judge(world, record)
 
 
-async def start(world: World, dice: random.Random):  # type: ignore[no-untyped-def]
+async def start(world: World, dice: random.Random) -> Node:
     line = FaultyStore(
         world.store, lose_requests=0.05, lose_replies=0.05, seed=dice.randrange(10**9)
     )
@@ -91,6 +92,6 @@ async def judge(world: World, record: list[Ran]) -> None:
         whole = sum(ran.end_ms is not None for ran in mine)
         assert 1 <= whole <= 1 + job.takeovers
         assert len({ran.attempt for ran in mine}) == len(mine), "two runs of one attempt"
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in pairwise(mine):
             over = before.end_ms is not None and before.end_ms <= after.start_ms
             assert over or after.attempt > before.attempt

@@ -37,10 +37,6 @@ def bill(order_id: int, amounts: list[float], note: str | None = None) -> dict[s
 async def clean() -> None: ...
 
 
-@app.task(priority="highest")  # error: call-overload
-async def wrong() -> None: ...
-
-
 async def right_calls() -> None:
     await ship.enqueue(1)
     await ship.enqueue(order_id=1, express=True)
@@ -86,6 +82,8 @@ async def extra_arguments() -> None:
 
 
 async def wrong_choices() -> None:
+    app.task(priority="huge")  # error: call-overload
+    app.task(pool="fiber")  # error: call-overload
     ship.using(priority="huge")  # error: arg-type
     ship.using(delay=None, at="2030-01-01")  # error: arg-type
     ship.using(retries=1.5)  # error: arg-type

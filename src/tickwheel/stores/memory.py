@@ -17,6 +17,7 @@ import msgspec
 
 from tickwheel import job as life
 from tickwheel.clock import Clock, SystemClock
+from tickwheel.errors import BadConfig
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Durability, Page, Query, QueueInfo, WorkerInfo
@@ -48,6 +49,12 @@ class MemoryStore:
         self._workers: dict[str, WorkerInfo] = {}
         self._buckets: dict[str, int] = {}
         self._waiters: set[Callable[[], object]] = set()
+
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> MemoryStore:
+        if url != "memory://":
+            raise BadConfig(f"{url!r}: memory:// takes neither a name nor options")
+        return cls(clock=clock)
 
     async def open(self) -> None:
         pass

@@ -112,8 +112,12 @@ def connect(path: Path, sync: str) -> apsw.Connection:
     if not path.resolve().parent.is_dir():
         raise BadConfig(f"the folder {path.resolve().parent} does not exist: create it first")
     # Jobs may carry secrets: the file is its owner's alone.
-    with contextlib.suppress(FileExistsError):
+    try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StoreUnavailable(f"{path} can't be created: {error.strerror}") from None
     db = apsw.Connection(str(path))
     db.set_busy_handler(_patiently)
     db.pragma("journal_mode", "wal")
