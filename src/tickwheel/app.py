@@ -17,7 +17,7 @@ from tickwheel.client import Client
 from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.errors import BadArguments, BadConfig, BadTime
 from tickwheel.job import Cancelled, Job, Priority, Run, State, new_id
-from tickwheel.retry import RetryPolicy
+from tickwheel.retry import RetryPolicy, checked_retries
 from tickwheel.span import FARTHEST_MS, Span, due_ms, moment, span_ms
 from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, open_store
 from tickwheel.tasks import (
@@ -166,7 +166,7 @@ class Call(Generic[P, R]):
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """The same for callers without an event loop."""
-        return self._app._bridge.call(self.enqueue(*args, **kwargs))
+        return self._app._run_sync(self.enqueue(*args, **kwargs))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """A job for `app.enqueue_many`; nothing is stored yet."""
@@ -245,15 +245,13 @@ class Task(Generic[P, R, C]):
         """
         if delay is not None and at is not None:
             raise BadTime("give delay= or at=, not both")
-        if retries is not None and (not isinstance(retries, int) or retries < 0):
-            raise BadConfig(f"retries={retries!r}: a number of retries is 0 or more")
         choice = _Choice(
             delay_ms=None if delay is None else span_ms(delay),
             due_ms=None if at is None else self._app._not_absurd(due_ms(at), at),
             queue=None if queue is None else checked_name("queue", queue),
             priority=None if priority is None else priority_of(priority),
             id=None if id is None else _checked_id(id),
-            retries=retries,
+            retries=None if retries is None else checked_retries(retries),
             timeout_ms=None if timeout is None else _checked_timeout(timeout),
         )
         return Call(self._app, self.definition, choice)
@@ -296,11 +294,8 @@ class App:
         self.retention_ms = span_ms(retention)
         self.dead_retention_ms = span_ms(dead_retention)
         self.payload_limit = payload_limit
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client]
-        self._clients = weakref.WeakKeyDictionary()
-        self._bridge = _Bridge()
-        self._pid = os.getpid()
         self.sync = SyncApp(self)
+        self._start_anew()
 
     # --- Tasks
 
@@ -359,19 +354,19 @@ class App:
 
     async def enqueue_many(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
         """Store many jobs, made with `task.job(…)`, in as few steps as the store can."""
+        if not isinstance(jobs, Sequence) or not all(isinstance(job, Job) for job in jobs):
+            raise BadArguments("enqueue_many takes a list of jobs, made with task.job(…)")
+        returns = [self.tasks.get(job.task).returns for job in jobs]
         client = await self.client()
-        handles: list[JobHandle[Any]] = []
-        for start in range(0, len(jobs), CHUNK):
-            chunk = jobs[start : start + CHUNK]
-            added = await client.add_many(chunk)
-            handles += [
-                JobHandle(self, job.id, added=new, returns=self._returns(job))
-                for job, new in zip(chunk, added, strict=True)
-            ]
-        return handles
-
-    def _returns(self, job: Job) -> Any:
-        return self.tasks.get(job.task).returns
+        added = [
+            new
+            for start in range(0, len(jobs), CHUNK)
+            for new in await client.add_many(jobs[start : start + CHUNK])
+        ]
+        return [
+            JobHandle(self, job.id, added=new, returns=kind)
+            for job, new, kind in zip(jobs, added, returns, strict=True)
+        ]
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle for a job whose id is known; nothing is looked up yet."""
@@ -426,8 +421,10 @@ class App:
         Serves the queues that the app's tasks go to, or those given. Should the worker fail, the
         block is cancelled and the failure is raised.
         """
-        if concurrency < 1:
-            raise BadConfig(f"concurrency={concurrency}: a worker runs at least 1 job at a time")
+        if not isinstance(concurrency, int) or concurrency < 1:
+            raise BadConfig(f"concurrency={concurrency!r}: a worker runs at least 1 job at a time")
+        if isinstance(queues, str):
+            raise BadConfig(f"queues={queues!r}: give a list, [{queues!r}]")
         lease_ms = span_ms(lease)
         if lease_ms < 500:
             raise BadConfig(f"lease={lease!r}: below 500ms a short pause would lose jobs")
@@ -444,12 +441,18 @@ class App:
         worker = Worker(
             client.store, self.tasks, client.clock, self._clock, options, guarded=guarded
         )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(worker.run())
-            try:
-                yield worker
-            finally:
-                worker.stop()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(worker.run())
+                try:
+                    yield worker
+                finally:
+                    worker.stop()
+        except BaseExceptionGroup as errors:
+            # What one side raised is raised as it is: a block need not know of the group around it.
+            if len(errors.exceptions) == 1:
+                raise errors.exceptions[0] from None
+            raise
 
     # --- Life
 
@@ -471,17 +474,28 @@ class App:
     def _client(self) -> Client:
         """The client of the running event loop; each loop has its own handle on the store."""
         if self._pid != os.getpid():
-            # Connections and threads don't survive a fork.
-            self._clients = weakref.WeakKeyDictionary()
-            self._bridge = _Bridge()
-            self._pid = os.getpid()
+            self._start_anew()
         loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            for other in [each for each in self._clients if each.is_closed()]:
-                del self._clients[other]
-            client = self._clients[loop] = Client(self._store.twin(), self._clock)
+        with self._lock:
+            client = self._clients.get(loop)
+            if client is None:
+                for other in [each for each in self._clients if each.is_closed()]:
+                    del self._clients[other]
+                client = self._clients[loop] = Client(self._store.twin(), self._clock)
         return client
+
+    def _run_sync(self, work: Coroutine[Any, Any, R]) -> R:
+        if self._pid != os.getpid():
+            self._start_anew()
+        return self._bridge.call(work)
+
+    def _start_anew(self) -> None:
+        """Connections, threads and locks don't survive a fork."""
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client]
+        self._clients = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._bridge = _Bridge()
+        self._pid = os.getpid()
 
     def _now_ms(self) -> int:
         """The store's time as far as it is known here; without an open store, our own."""
@@ -537,7 +551,7 @@ class SyncApp:
         self._call(self._app.__aexit__())
 
     def _call(self, work: Coroutine[Any, Any, R]) -> R:
-        return self._app._bridge.call(work)
+        return self._app._run_sync(work)
 
 
 class _Bridge:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,14 @@ class Runner:
         self._processes.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def attempt(self, held: Held, definition: Definition) -> Settlement:
-        """Run the task; the settlement is for the job as it is in hand at the end."""
+    async def attempt(
+        self, held: Held, definition: Definition, began: Callable[[], None]
+    ) -> Settlement:
+        """Run the task; the settlement is for the job as it is in hand at the end.
+
+        Calls `began` when the task's own time starts: where it needs a child process, once it has
+        one.
+        """
         assert held.started_ms is not None
         _current.set(held)
         try:
@@ -76,14 +83,15 @@ class Runner:
             # No retry can mend it; a person, or a newer worker, can.
             return self.give_up(held, str(error))
         try:
-            value = await self._call(definition, args, kwargs)
+            value = await self._call(definition, args, kwargs, began)
         except asyncio.CancelledError as error:
             return (
                 self.stopped(held, definition)
                 if held.stop
                 else self._raised(held, definition, error)
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # A task that calls sys.exit means itself, not its worker.
             return self._raised(held, definition, error)
         result, problem = encode_result(value, limit=self._result_limit)
         return done(
@@ -94,12 +102,19 @@ class Runner:
             error=problem,
         )
 
-    async def _call(self, definition: Definition, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    async def _call(
+        self,
+        definition: Definition,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        began: Callable[[], None],
+    ) -> Any:
+        if definition.pool == "process":
+            return await self._processes.run(definition.function, args, kwargs, began)
+        began()
         if definition.pool == "async":
             return await definition.function(*args, **kwargs)
-        if definition.pool == "process":
-            return await self._processes.run(definition.function, args, kwargs)
-        call = functools.partial(definition.function, *args, **kwargs)
+        call = functools.partial(_in_thread, definition.function, args, kwargs)
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
 
@@ -131,6 +146,14 @@ class Runner:
             ended_ms=self._clock.now_ms(),
             failed=failed,
         )
+
+
+def _in_thread(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:
+        # A future can't carry it: whoever waits would wait for ever.
+        raise RuntimeError("the task raised StopIteration") from error
 
 
 def timeout_ms(job: Job, definition: Definition) -> int | None:

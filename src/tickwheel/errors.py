@@ -80,6 +80,9 @@ class Retry(Exception):
         super().__init__(reason or "the task asked to be retried")
         self.delay = delay
 
+    def __reduce__(self) -> tuple[type[Retry], tuple[object, ...]]:
+        return Retry, (self.delay, str(self))
+
 
 class Snooze(Exception):
     """Run again after `delay`. Not a failure: it uses up no retry."""
@@ -87,6 +90,9 @@ class Snooze(Exception):
     def __init__(self, delay: str | float | timedelta) -> None:
         super().__init__("the task asked to be run later")
         self.delay = delay
+
+    def __reduce__(self) -> tuple[type[Snooze], tuple[object, ...]]:
+        return Snooze, (self.delay,)
 
 
 class GiveUp(Exception):

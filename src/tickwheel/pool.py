@@ -43,11 +43,16 @@ class ProcessPool:
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="tickwheel-child")
 
     async def run(
-        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        began: Callable[[], None],
     ) -> Any:
         """Call the function in a child. What it raises is raised here; a cancel kills the child."""
         async with self._slots:
             child = self._free.pop() if self._free else self._start()
+            began()
             loop = asyncio.get_running_loop()
             answer = loop.run_in_executor(self._threads, child.call, function, args, kwargs)
             try:

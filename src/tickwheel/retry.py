@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,11 +37,11 @@ class RetryPolicy:
     on: Mapping[type[BaseException], RetryPolicy | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise BadConfig(f"retries must be 0 or more, not {self.retries}")
-        if self.factor < 1:
-            raise BadConfig(f"factor must be 1 or more, not {self.factor}: delays may not shrink")
-        for value in (self.first, self.cap, self.jitter or 0):
+        checked_retries(self.retries)
+        # Written so that a factor which is not a number fails too.
+        if not (isinstance(self.factor, (int, float)) and 1 <= self.factor < math.inf):
+            raise BadConfig(f"factor={self.factor!r}: it is 1 or more, as delays may not shrink")
+        for value in (self.first, self.cap, 0 if self.jitter is None else self.jitter):
             span_ms(value)
 
     def for_error(self, error: BaseException) -> RetryPolicy | None:
@@ -53,10 +54,18 @@ class RetryPolicy:
     def delay_ms(self, failures: int, rand: Callable[[], float] = random.random) -> int:
         """How long to wait after the given number of failures (1 or more)."""
         first, cap = span_ms(self.first), span_ms(self.cap)
-        # Past 64 doublings every cap is reached; a larger power could overflow.
-        grown = first * self.factor ** min(failures - 1, 64)
+        try:
+            grown = min(first * self.factor ** (failures - 1), cap)
+        except OverflowError:
+            grown = cap
         jitter = first if self.jitter is None else span_ms(self.jitter)
-        return int(min(grown, cap) + rand() * jitter)
+        return int(grown + rand() * jitter)
+
+
+def checked_retries(retries: int) -> int:
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        raise BadConfig(f"retries={retries!r}: a number of retries is 0 or more")
+    return retries
 
 
 def decide(
@@ -90,8 +99,12 @@ def decide(
 
 
 def describe(error: BaseException) -> str:
-    """One line that names the exception, bounded in length."""
-    words = str(error).strip()
+    """One line that names the exception, bounded in length, which any store can keep."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = "(its message can't be read)"
+    words = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
     if isinstance(error, (GiveUp, Retry)) and words:
         return words[:ERROR_LIMIT]
     name = type(error).__qualname__

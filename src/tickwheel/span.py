@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 from tickwheel.errors import BadTime
 
@@ -21,7 +22,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def span_ms(span: Span) -> int:
     """The span in milliseconds, rounded up so that nothing comes early."""
     ms = _exact_ms(span)
-    if not math.isfinite(ms):
+    if not ms.is_finite():
         raise BadTime(f"{span!r} is not a length of time")
     if ms < 0:
         raise BadTime(f"{span!r} is negative; a length of time is 0 or more")
@@ -30,22 +31,23 @@ def span_ms(span: Span) -> int:
     return math.ceil(ms)
 
 
-def _exact_ms(span: Span) -> float:
+def _exact_ms(span: Span) -> Decimal:
+    """Decimals, because 2.007 * 1000 as floats is a hair more than 2007, to be rounded up."""
     if isinstance(span, timedelta):
-        return span / timedelta(milliseconds=1)
+        return Decimal(span // timedelta(microseconds=1)) / 1000
     if isinstance(span, str):
         return _parsed_ms(span)
     if isinstance(span, (int, float)) and not isinstance(span, bool):
-        return span * 1000
+        return Decimal(repr(span)) * 1000
     raise BadTime(f"{span!r} is not a length of time; write seconds, '30m' or a timedelta")
 
 
-def _parsed_ms(text: str) -> float:
-    total, end = 0.0, 0
+def _parsed_ms(text: str) -> Decimal:
+    total, end = Decimal(), 0
     for part in _PART.finditer(text.strip()):
         if part.start() != end:
             break
-        total += float(part[1]) * _UNITS_MS[part[2]]
+        total += Decimal(part[1]) * _UNITS_MS[part[2]]
         end = part.end()
     if end == 0 or end != len(text.strip()):
         raise BadTime(f"{text!r} is not a length of time; write for example '90s', '30m', '1h30m'")

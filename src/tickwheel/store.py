@@ -235,8 +235,8 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
     scheme = urlsplit(url).scheme if "://" in url else ""
     if scheme not in _KINDS:
         raise BadConfig(
-            f"no store is named {scheme or url!r}: a store URL is sqlite:///jobs.db (a file in this folder), "
-            "sqlite:////var/lib/jobs.db (an absolute path) or memory://"
+            f"no store for {scheme + '://' if scheme else url!r}: a store URL is "
+            "sqlite:///jobs.db (a file in this folder), sqlite:////var/lib/jobs.db (an absolute path) or memory://"
         )
     module, name = _KINDS[scheme]
     kind = getattr(importlib.import_module(module), name)

@@ -8,6 +8,7 @@ made and again when it is run. Nothing is ever pickled into a store or imported 
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+import msgspec.inspect
 
 from tickwheel.errors import BadArguments, BadConfig, UnknownTask
 from tickwheel.job import Priority
@@ -85,8 +87,10 @@ def define(
     pool: Pool | None,
 ) -> Definition:
     """Check what the decorator was given, and make a definition of it."""
-    if not callable(function):
-        raise BadConfig(f"@app.task goes on a function, not on {function!r}")
+    if not inspect.isroutine(function) or inspect.isbuiltin(function):
+        raise BadConfig(f"@app.task goes on a function of your own, not on {function!r}")
+    if pool not in (None, *typing.get_args(Pool)):
+        raise BadConfig(f"pool={pool!r}: a pool is one of {', '.join(typing.get_args(Pool))}")
     name = checked_name("task", name if name is not None else function.__name__)
     is_async = inspect.iscoroutinefunction(function)
     pool = pool or ("async" if is_async else "thread")
@@ -147,7 +151,7 @@ class Arguments:
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._named_rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         # With only ordinary parameters the struct binds by itself, in C.
-        self._plain = len(self._positional) == len(parameters)
+        self._plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
         try:
             self._struct = msgspec.defstruct(
                 name.replace(".", "_"),
@@ -156,6 +160,7 @@ class Arguments:
                 forbid_unknown_fields=True,
             )
             self._decoder = msgspec.json.Decoder(self._struct)
+            _refuse_custom(msgspec.inspect.type_info(self._struct))
         except TypeError as error:
             raise BadConfig(
                 f"task {name!r} has a parameter that JSON can't carry: {error}; use plain types, "
@@ -180,7 +185,7 @@ class Arguments:
         except TypeError:
             raise BadArguments(f"{self._name}(): {self._complaint(args, kwargs)}") from None
         try:
-            payload = msgspec.json.encode(bound)
+            payload = _json(bound)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise BadArguments(
                 f"{self._name}(): an argument can't be written as JSON ({error}); pass plain "
@@ -256,6 +261,39 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
+def _json(value: Any) -> bytes:
+    """The value as JSON; an error also for NaN and infinity, which msgspec would write as null."""
+    text = msgspec.json.encode(value)
+    if b"null" in text and _has_no_number(msgspec.to_builtins(value)):
+        raise ValueError("JSON has no NaN and no infinity")
+    return text
+
+
+def _has_no_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_no_number, value.values()))
+    return isinstance(value, (list, tuple, set)) and any(map(_has_no_number, value))
+
+
+def _refuse_custom(kind: msgspec.inspect.Type, seen: frozenset[Any] = frozenset()) -> None:
+    """Find a class that msgspec knows nothing of, however deep in a type it is."""
+    if isinstance(kind, msgspec.inspect.CustomType):
+        raise TypeError(f"{kind.cls.__module__}.{kind.cls.__qualname__} is not a type of data")
+    cls = getattr(kind, "cls", None)
+    if cls in seen:
+        return
+    seen |= {cls} if cls is not None else frozenset()
+    inner = [getattr(kind, name, None) for name in ("item_type", "key_type", "value_type")]
+    inner += getattr(kind, "types", ()) or ()
+    inner += getattr(kind, "item_types", ()) or ()
+    inner += [field.type for field in getattr(kind, "fields", ()) or ()]
+    for each in inner:
+        if each is not None:
+            _refuse_custom(each, seen)
+
+
 def _in_words(error: Exception) -> str:
     """msgspec's messages name places as JSON paths: `$.order_id`; a reader wants `order_id`."""
     return str(error).replace("at `$.", "at `").replace("field `", "argument `")
@@ -266,7 +304,7 @@ def encode_result(value: Any, *, limit: int) -> tuple[str | None, str | None]:
     if value is None:
         return None, None
     try:
-        text = msgspec.json.encode(value)
+        text = _json(value)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         return None, f"the result was not kept: JSON can't carry it ({error})"
     if len(text) > limit:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+MS_NS = 1_000_000
+
 
 class Rate(msgspec.Struct, frozen=True):
     """At most `limit` per `period_ms` on average, and `burst` at once."""
@@ -13,16 +15,17 @@ class Rate(msgspec.Struct, frozen=True):
     burst: int = 1
 
 
-def admit(full_at_us: int | None, rate: Rate, now_ms: int) -> tuple[int, int]:
+def admit(full_at_ns: int | None, rate: Rate, now_ms: int) -> tuple[int, int]:
     """Take one token: the bucket's new mark, and how many milliseconds to wait (0: go).
 
-    The mark is the moment, in microseconds, when the bucket is full again; None is a bucket that
+    The mark is the moment, in nanoseconds, when the bucket is full again; None is a bucket that
     was never used. While there is a wait the mark stays as it was, so that asking costs nothing.
     """
-    cost_us = rate.period_ms * 1000 // rate.limit
-    now_us = now_ms * 1000
-    mark = max(now_us, full_at_us or 0)
-    wait_us = mark - cost_us * (rate.burst - 1) - now_us
-    if wait_us > 0:
-        return mark, -(-wait_us // 1000)
-    return mark + cost_us, 0
+    # Rounded up: over time rather a token too few than one too many.
+    cost_ns = -(-rate.period_ms * MS_NS // rate.limit)
+    now_ns = now_ms * MS_NS
+    mark = max(now_ns, full_at_ns or 0)
+    wait_ns = mark - cost_ns * (rate.burst - 1) - now_ns
+    if wait_ns > 0:
+        return mark, -(-wait_ns // MS_NS)
+    return mark + cost_ns, 0

@@ -291,15 +291,22 @@ class Worker:
             )
             return
         self._hand.start(held, now_ms)
-        limit_ms = timeout_ms(job, held.definition)
-        if limit_ms is not None:
-            self._deadlines.add(held, now_ms + limit_ms)
         held.run = self._loop.create_task(self._run(held), name=f"{job.task} {job.id}")
 
     async def _run(self, held: Held) -> None:
         assert held.definition is not None
-        settlement = await self._runner.attempt(held, held.definition)
+        settlement = await self._runner.attempt(
+            held, held.definition, began=lambda: self._limit(held)
+        )
         self._ended(held, settlement)
+
+    def _limit(self, held: Held) -> None:
+        """From here on the run has as much time as its timeout says."""
+        assert held.definition is not None
+        limit_ms = timeout_ms(held.job, held.definition)
+        if limit_ms is not None:
+            self._deadlines.add(held, self._clock.now_ms() + limit_ms)
+            self._arm()
 
     def _ended(self, held: Held, settlement: Settlement) -> None:
         """A run is over, or is left behind: free its slot and settle the job, once."""

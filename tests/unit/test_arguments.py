@@ -276,7 +276,6 @@ def test_a_wrong_number_or_name_is_refused_as_the_function_would(
         encode(function, *args, **kwargs)
 
 
-@pytest.mark.xfail(strict=True, reason="the struct takes every parameter by name")
 def test_a_positional_only_parameter_is_refused_by_name() -> None:
     def function(a: int, /) -> None: ...
 
@@ -350,11 +349,10 @@ def test_a_text_that_is_no_unicode_is_refused() -> None:
 def test_a_number_that_json_has_not_is_refused_where_a_float_is_wanted(value: float) -> None:
     def function(x: float) -> None: ...
 
-    with pytest.raises(BadArguments, match=r"^function\(\): Expected `float`.* at `x`"):
+    with pytest.raises(BadArguments, match=r"^function\(\): .*JSON has no NaN"):
         encode(function, value)
 
 
-@pytest.mark.xfail(strict=True, reason="it becomes None without a word")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("kind", [Any, float | None])
 def test_a_number_that_json_has_not_is_refused_everywhere(value: float, kind: Any) -> None:
@@ -482,17 +480,10 @@ def takes_a_complex(z: complex = 0) -> None: ...
 def takes_functions(*calls: Callable[[], None]) -> None: ...
 
 
-@pytest.mark.xfail(strict=True, reason="refused only when it is enqueued, with any value")
 @pytest.mark.parametrize("function", [takes_a_session, takes_a_complex, takes_functions])
 def test_a_class_that_json_cannot_carry_is_refused_at_decoration(function: Function) -> None:
     with pytest.raises(BadConfig, match=f"{function.__name__}.*JSON can't carry"):
         Arguments(function.__name__, function)
-
-
-@pytest.mark.parametrize("value", [Session(), 5])
-def test_a_class_that_json_cannot_carry_is_refused_when_it_is_given(value: object) -> None:
-    with pytest.raises(BadArguments, match=r"^takes_a_session\(\): "):
-        encode(takes_a_session, value)
 
 
 def unresolvable(thing: Thing, count: int = 1) -> Any:

@@ -220,7 +220,6 @@ async def given_up(items: Sequence[int]) -> Sequence[int]:
     raise asyncio.CancelledError
 
 
-@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="the callers wait for ever")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("flush", [too_few, given_up])
 def test_a_flush_that_breaks_its_word_leaves_no_caller_waiting(

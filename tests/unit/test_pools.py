@@ -184,9 +184,6 @@ async def test_what_a_thread_does_after_its_timeout_changes_nothing(
         assert (await job.info()).state is State.DEAD
 
 
-@pytest.mark.xfail(
-    strict=sys.version_info < (3, 12), reason="Python 3.11 can't put it into a future: no end"
-)
 async def test_a_thread_that_raises_stop_iteration_fails_at_once(
     app: App, store: MemoryStore
 ) -> None:
@@ -197,9 +194,6 @@ async def test_a_thread_that_raises_stop_iteration_fails_at_once(
         assert "StopIteration" in await ended_badly(await task.enqueue())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=(SystemExit, BaseExceptionGroup), reason="it takes the worker down"
-)
 @pytest.mark.parametrize("kind", ["thread", "async"])
 def test_a_task_that_calls_sys_exit_fails_alone(app: App, store: MemoryStore, kind: str) -> None:
     def leave() -> None:
@@ -314,7 +308,6 @@ async def test_a_process_task_may_ask_to_be_run_later(app: App, store: MemorySto
     assert await settled_again(app, store, "snooze") == (Outcome.SNOOZE, None)
 
 
-@pytest.mark.xfail(strict=True, reason="the reason is lost when the exception is pickled")
 async def test_a_process_task_may_ask_for_a_retry_and_say_why(app: App, store: MemoryStore) -> None:
     assert await settled_again(app, store, "retry") == (Outcome.RETRY, "busy")
 
@@ -328,7 +321,6 @@ async def test_a_result_that_cannot_leave_its_process_says_so(app: App, store: M
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="its time runs while it waits for a process")
 async def test_waiting_for_a_process_does_not_use_up_the_time_of_a_job(
     app: App, store: MemoryStore, tmp_path: Path
 ) -> None:

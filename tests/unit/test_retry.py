@@ -103,7 +103,6 @@ def test_a_delay_is_never_negative_and_never_past_the_cap_and_the_random_part(
     assert least <= policy.delay_ms(failures + 1, lambda: 0.0)
 
 
-@pytest.mark.xfail(strict=True, raises=OverflowError, reason="a float power overflows")
 def test_even_a_steep_policy_only_reaches_its_cap() -> None:
     assert RetryPolicy(factor=1e6, jitter=0).delay_ms(100) == 300_000
 
@@ -114,8 +113,8 @@ def test_even_a_steep_policy_only_reaches_its_cap() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        ({"retries": -1}, BadConfig, "retries must be 0 or more, not -1"),
-        ({"factor": 0.5}, BadConfig, "factor must be 1 or more, not 0.5"),
+        ({"retries": -1}, BadConfig, "retries=-1: a number of retries is 0 or more"),
+        ({"factor": 0.5}, BadConfig, "factor=0.5: it is 1 or more"),
         ({"first": -1}, BadTime, "negative"),
         ({"cap": "soon"}, BadTime, "'soon' is not a length of time"),
         ({"jitter": "5"}, BadTime, "'5' is not a length of time"),
@@ -129,7 +128,6 @@ def test_a_wrong_policy_is_refused_where_it_is_written(
         RetryPolicy(**wrong)
 
 
-@pytest.mark.xfail(strict=True, reason="found out only when a job fails, or with a bare TypeError")
 @pytest.mark.parametrize(
     "wrong",
     [{"retries": "5"}, {"retries": 1.5}, {"factor": float("nan")}, {"jitter": ""}],
@@ -307,16 +305,13 @@ class Mute(Exception):
         raise LookupError("no words")
 
 
-@pytest.mark.xfail(strict=True, raises=LookupError, reason="such a job is dead without a retry")
 def test_an_error_that_cannot_be_put_in_words_is_retried_like_any_other() -> None:
     assert decided(Mute()).outcome is Outcome.RETRY
 
 
-@pytest.mark.xfail(strict=True, reason="a lone surrogate can't be stored, and its batch with it")
 def test_the_words_of_an_error_can_always_be_stored() -> None:
     describe(ValueError("no file \udcff")).encode()
 
 
-@pytest.mark.xfail(strict=True, reason="line breaks are kept")
 def test_an_error_is_told_in_one_line() -> None:
     assert "\n" not in describe(ValueError("one\ntwo"))

@@ -151,7 +151,6 @@ def test_no_run_of_calls_exceeds_the_rate(rate: Rate, pauses: list[int], obedien
     assert most_over(bucket) <= 0
 
 
-@pytest.mark.xfail(strict=True, reason="the time between two tokens is rounded down")
 @pytest.mark.parametrize(
     ("rate", "for_ms"),
     [(Rate(3, 1, 10), 1100), (Rate(300_000, 1000, 400), 30), (Rate(2_000_000, 1000, 9), 3)],

@@ -78,5 +78,5 @@ create table worker (
 
 create table bucket (
     key        text    primary key,
-    full_at_us integer not null
+    full_at_ns integer not null
 ) strict, without rowid;

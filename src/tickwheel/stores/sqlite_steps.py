@@ -344,7 +344,7 @@ def beat(db: apsw.Connection, worker: WorkerInfo) -> None:
 
 
 def throttle(db: apsw.Connection, key: str, rate: Rate, now_ms: int) -> int:
-    mark = db.execute("select full_at_us from bucket where key = ?", (key,)).get
+    mark = db.execute("select full_at_ns from bucket where key = ?", (key,)).get
     mark, wait_ms = admit(mark, rate, now_ms)
     db.execute("insert or replace into bucket values (?, ?)", (key, mark))
     return wait_ms
