@@ -32,6 +32,10 @@ CONTRACT = "tests/contract"
 MODEL = "tests/model/test_store_model.py"
 MEMORY = "stores/memory.py"
 JOB = "job.py"
+STEPS = "stores/sqlite_steps.py"
+SQLITE = "stores/sqlite.py"
+ENGINE = "tests/engine"
+SIMULATION = "tests/simulation"
 
 
 @dataclass(frozen=True)
@@ -300,7 +304,7 @@ FAULTS = [
     # --- Throttle, workers
     Fault(
         "asking for a token costs one", "throttle", "throttle.py",
-        "return mark, -(-wait_us // 1000)", "return mark + cost_us, -(-wait_us // 1000)",
+        "return mark, -(-wait_ns // MS_NS)", "return mark + cost_ns, -(-wait_ns // MS_NS)",
     ),
     Fault(
         "all keys share a bucket", "throttle", MEMORY,
@@ -310,6 +314,142 @@ FAULTS = [
     Fault(
         "a worker that is gone is still shown", "workers", MEMORY,
         " if w.seen_ms + w.gone_after_ms > now_ms", "",
+    ),
+    # --- The embedded store: what it does in its own way
+    Fault(
+        "sqlite: no fence", "I2", STEPS, "        and standing.fence == job.fence\n", "",
+    ),
+    Fault(
+        "sqlite: no fence (model)", "I2", STEPS,
+        "        and standing.fence == job.fence\n", "", MODEL,
+    ),
+    Fault(
+        "sqlite: no lease", "I2", STEPS,
+        "        and standing.lease_until_ms > now_ms\n", "",
+    ),
+    Fault(
+        "sqlite: a repeated settle is refused", "I1", STEPS,
+        "answers.append(standing is not None and standing.settled == job.fence)",
+        "answers.append(False)",
+    ),
+    Fault(
+        "sqlite: add is not idempotent", "I1", STEPS,
+        "insert or ignore into job", "insert or replace into job",
+    ),
+    Fault(
+        "sqlite: jobs are handed out a second too early", "I4", STEPS,
+        "and due_ms <= :now + :ahead", "and due_ms <= :now + :ahead + 1000",
+    ),
+    Fault(
+        "sqlite: a lease that holds is taken over", "I5", STEPS,
+        "and lease_until_ms <= :now\n", "and lease_until_ms <= :now + 1000\n",
+    ),
+    Fault(
+        "sqlite: an asked job is handed out after its lease", "cancel", STEPS,
+        "        if job.asked:\n            lost.append((n, life.cancelled(job, now_ms=now_ms)))\n"
+        "            continue\n", "",
+    ),
+    Fault(
+        "sqlite: a cancel is forgotten by the settle", "cancel", STEPS,
+        "            job = msgspec.structs.replace(job, asked=True)\n"
+        "        changes", "            pass\n        changes",
+    ),
+    Fault(
+        "sqlite: fire does not compare", "I6", STEPS,
+        "where name = ? and fence = ?", "where name = ? and ? is not null",
+    ),
+    Fault(
+        "sqlite: a schedule made anew has an old fence", "I6", STEPS,
+        '_NEW_FENCE = "abs(random() / 2)"', '_NEW_FENCE = "1"',
+    ),
+    Fault(
+        "sqlite: counts forget what moves", "looking", "stores/sqlite.sql",
+        "when old.state <> new.state begin", "when 0 begin",
+    ),
+    Fault(
+        "sqlite: a paused queue is handed out", "pause", STEPS,
+        "queues = [queue for queue in queues if queue not in paused]", "",
+    ),
+    Fault(
+        "sqlite: prune forgets what is not old", "prune", STEPS,
+        "and ended_ms < ?\n", "and ? is not null\n",
+    ),
+    Fault(
+        "sqlite: other processes are not heard", "waiting", "stores/sqlite_file.py",
+        "            if version != self._version:\n", "            if False:\n",
+    ),
+    Fault(
+        "sqlite: a failed step is kept in part", "I1", "stores/sqlite_file.py",
+        '            db.execute("rollback")', '            db.execute("commit")',
+    ),
+    # --- The engine, in virtual time
+    Fault(
+        "a job starts when it is claimed", "I4", "hand.py",
+        "self._wheel.advance(now_ms)", "self._wheel.advance(now_ms + 1000)", ENGINE,
+    ),
+    Fault(
+        "the clock runs ahead of the store", "I4", "clock.py",
+        "self._base_ns = max(bases)", "self._base_ns = max(bases) + 5 * MS_NS",
+        f"{ENGINE} tests/unit/test_clock.py",
+    ),
+    Fault(
+        "the node's own clock decides", "I4", "clock.py",
+        "            answer_ns = await store_time_ns()\n",
+        "            await store_time_ns()\n            answer_ns = self._clock.now_ns()\n", ENGINE,
+    ),
+    Fault(
+        "a clock that was set is not noticed", "I4", "clock.py",
+        "        return jumped or ", "        return ", "tests/unit/test_clock.py",
+    ),
+    Fault(
+        "leases are not extended", "I3", "keeper.py",
+        "            await self.extend()\n", "            pass\n", ENGINE,
+    ),
+    Fault(
+        "a lost lease does not stop the run", "I2", "keeper.py",
+        "            self._stop(held, Stop.LOST)\n", "            pass\n", ENGINE,
+    ),
+    Fault(
+        "a worker that is cut off does not know it", "I2", "keeper.py",
+        "while_=lambda: any(self._holds(job) for job in jobs)", "while_=lambda: True", ENGINE,
+    ),
+    Fault(
+        "a settle that the store missed is not repeated", "I3", "worker.py",
+        "while_=lambda: self._any_lease_holds(settlements)", "while_=lambda: False", SIMULATION,
+    ),
+    Fault(
+        "poison is run again", "I5", "worker.py",
+        "if job.takeovers >= self._options.takeovers:", "if False:", ENGINE,
+    ),
+    Fault(
+        "what has not started is not handed back", "stop", "worker.py",
+        "        for held in self._hand.unstarted():\n            self._stop(held, Stop.RELEASE)\n"
+        "        await", "        await", ENGINE,
+    ),
+    Fault(
+        "a full worker hoards", "claim", "worker.py",
+        "        for held in self._hand.unstarted(ready_before_ms=before_ms):\n"
+        "            self._stop(held, Stop.RELEASE)\n", "        del before_ms\n",
+        ENGINE,
+    ),
+    Fault(
+        "nobody heeds a cancel until the next extend", "cancel", "worker.py",
+        "            if held is not None:\n                self._stop(held, Stop.ASKED)\n",
+        "            del held\n", ENGINE,
+    ),
+    Fault(
+        "a timeout ends nothing", "timeout", "worker.py",
+        "            self._stop(held, Stop.TIMEOUT)\n", "            pass\n", ENGINE,
+    ),
+    Fault(
+        "failures are not counted", "retry", JOB,
+        "failures=job.failures + settlement.failed", "failures=job.failures", ENGINE,
+    ),
+    Fault(
+        "a release counts as a failure", "I5", JOB,
+        "        outcome=Outcome.RELEASE,\n",
+        "        outcome=Outcome.RELEASE,\n        failed=True,\n",
+        ENGINE,
     ),
 ]  # fmt: skip
 

@@ -148,7 +148,9 @@ class Worker:
             self._timer.cancel()
         for held in self._hand:
             if held.run is not None:
-                held.stop = held.stop or Stop.RELEASE
+                # A thread may go on for a while, so its job is not handed back but left to its
+                # lease; so is whatever runs when the worker is cancelled instead of stopped.
+                held.stop = Stop.LOST
                 held.run.cancel()
         self._runner.close()
 
@@ -249,15 +251,17 @@ class Worker:
     def _arm(self) -> None:
         moments = (self._hand.next_due_ms(), self._deadlines.next_ms())
         next_ms = min((ms for ms in moments if ms is not None), default=None)
+        if next_ms is None:
+            return
         if self._timer is not None:
-            if next_ms is not None and self._timer_ms == next_ms:
+            # One that rings too soon only sets itself again; that is cheaper than to set it anew
+            # for every job that came and went.
+            if self._timer_ms <= next_ms:
                 return
             self._timer.cancel()
-            self._timer = None
-        if next_ms is not None:
-            self._timer_ms = next_ms
-            delay_s = (next_ms * MS_NS - self._clock.now_ns()) / S_NS
-            self._timer = self._loop.call_later(max(delay_s, 0), self._rang)
+        self._timer_ms = next_ms
+        delay_s = (next_ms * MS_NS - self._clock.now_ns()) / S_NS
+        self._timer = self._loop.call_later(max(delay_s, 0), self._rang)
 
     def _rang(self) -> None:
         self._timer = None
@@ -316,6 +320,7 @@ class Worker:
         self._deadlines.remove(held)
         self._hand.end(held)
         self._ended_since_claim += 1
+        self._moved.set()
         self._settle(held, settlement)
         self._fill_slots()
 
@@ -450,7 +455,10 @@ class Worker:
             await self._contact.insist(
                 lambda: self._clock.measure(self._store.time_ns), while_=lambda: True
             )
-            self._arm()
+            # The timer was set by the clock as it was known before.
+            if self._timer is not None:
+                self._timer.cancel()
+            self._rang()
         await asyncio.sleep(self._options.lease_ms / PARTS / 1000)
 
     def _info(self, *, gone: bool = False) -> WorkerInfo:

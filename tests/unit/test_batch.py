@@ -232,3 +232,25 @@ def test_a_flush_that_breaks_its_word_leaves_no_caller_waiting(
         assert any(isinstance(answer, BaseException) for answer in answers)
 
     run_virtual(story())
+
+
+@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="nobody flushes what has gathered")
+def test_a_flush_that_gives_up_does_not_keep_the_next_from_going() -> None:
+    async def story() -> None:
+        sink = Sink()
+
+        async def flush(items: Sequence[int]) -> Sequence[int]:
+            answers = await sink.flush(items)
+            if len(sink.batches) == 1:
+                raise asyncio.CancelledError
+            return answers
+
+        batcher = Batcher(flush)
+        first = asyncio.create_task(batcher.send(1))
+        await asyncio.sleep(0.5)
+        second = asyncio.create_task(batcher.send(2))
+        async with asyncio.timeout(60):
+            assert await second == 4
+        assert first.done()
+
+    run_virtual(story())

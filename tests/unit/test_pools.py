@@ -27,6 +27,7 @@ from tickwheel import (
     current_job,
 )
 from tickwheel.clock import StoreClock, SystemClock
+from tickwheel.pool import ProcessPool
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.worker import Worker, WorkerOptions
 
@@ -330,3 +331,19 @@ async def test_waiting_for_a_process_does_not_use_up_the_time_of_a_job(
         jobs = [await slow.enqueue(str(tmp_path / "pid"), 1) for _ in range(4)]
         for job in jobs:
             await job.result(timeout=PATIENCE_S)
+
+
+@pytest.mark.xfail(strict=sys.version_info < (3, 12), reason="Python 3.11 never ends the future")
+async def test_a_process_task_that_raises_stop_iteration_fails_at_once() -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    pool = ProcessPool(1)
+    run = asyncio.create_task(pool.run(process_tasks.stop_iteration, [], {}, lambda: None))
+    try:
+        await asyncio.wait([run], timeout=2)
+        assert run.done() and "StopIteration" in str(run.exception())
+    finally:
+        while not run.done():
+            # More than once: the first only makes it wait for the child's end.
+            run.cancel()
+            await asyncio.sleep(0.01)
+        pool.close()

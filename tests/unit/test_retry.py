@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from datetime import timedelta
 from typing import Any
@@ -315,3 +316,29 @@ def test_the_words_of_an_error_can_always_be_stored() -> None:
 
 def test_an_error_is_told_in_one_line() -> None:
     assert "\n" not in describe(ValueError("one\ntwo"))
+
+
+# --- From another process
+
+
+class RateLimited(Retry):
+    """A user's own kind of Retry, which a policy may have a rule for."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Retry("10m", reason="busy"),
+        Retry(),
+        Snooze(timedelta(hours=1)),
+        GiveUp("enough"),
+        pytest.param(
+            RateLimited("1m"),
+            marks=pytest.mark.xfail(strict=True, reason="it comes back as a plain Retry"),
+        ),
+    ],
+    ids=repr,
+)
+def test_what_a_task_raises_to_choose_its_outcome_can_be_pickled(error: Exception) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
