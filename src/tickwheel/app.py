@@ -451,7 +451,7 @@ class App:
         except BaseExceptionGroup as errors:
             # What one side raised is raised as it is: a block need not know of the group around it.
             if len(errors.exceptions) == 1:
-                raise errors.exceptions[0] from None
+                raise errors.exceptions[0] from errors.exceptions[0].__cause__
             raise
 
     # --- Life

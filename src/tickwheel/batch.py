@@ -73,7 +73,8 @@ class Batcher(Generic[Item, Answer]):
         except asyncio.CancelledError:
             for _, waiting in batch:
                 waiting.cancel()
-            raise
+            self._end_with_the_loop()
+            return
         except Exception as error:
             for _, waiting in batch:
                 if not waiting.done():
@@ -83,3 +84,12 @@ class Batcher(Generic[Item, Answer]):
             # A caller that gave up waiting has cancelled its future.
             if not waiting.done():
                 waiting.set_result(answer)
+
+    def _end_with_the_loop(self) -> None:
+        """Where it is us that is cancelled, and not something inside the flush, nobody will flush
+        what has gathered."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            for _, waiting in self._gathered:
+                waiting.cancel()
+            self._gathered.clear()

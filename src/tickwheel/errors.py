@@ -81,7 +81,7 @@ class Retry(Exception):
         self.delay = delay
 
     def __reduce__(self) -> tuple[type[Retry], tuple[object, ...]]:
-        return Retry, (self.delay, str(self))
+        return type(self), (self.delay, str(self))
 
 
 class Snooze(Exception):
@@ -92,7 +92,7 @@ class Snooze(Exception):
         self.delay = delay
 
     def __reduce__(self) -> tuple[type[Snooze], tuple[object, ...]]:
-        return Snooze, (self.delay,)
+        return type(self), (self.delay,)
 
 
 class GiveUp(Exception):

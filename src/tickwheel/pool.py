@@ -130,6 +130,9 @@ def _serve(pipe: Connection) -> None:
             return
         try:
             answer = (False, _function(module, name)(*args, **kwargs))
+        except StopIteration:
+            # A future can't carry it: whoever waits would wait for ever.
+            answer = (True, RuntimeError("the task raised StopIteration"))
         except Exception as error:
             answer = (True, error)
         pipe.send_bytes(_pickled(answer))

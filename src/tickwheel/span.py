@@ -38,7 +38,7 @@ def _exact_ms(span: Span) -> Decimal:
     if isinstance(span, str):
         return _parsed_ms(span)
     if isinstance(span, (int, float)) and not isinstance(span, bool):
-        return Decimal(repr(span)) * 1000
+        return Decimal(span if isinstance(span, int) else float.__repr__(span)) * 1000
     raise BadTime(f"{span!r} is not a length of time; write seconds, '30m' or a timedelta")
 
 

@@ -234,9 +234,11 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
     """A store for this URL, not yet open. Its driver is imported here and only if needed."""
     scheme = urlsplit(url).scheme if "://" in url else ""
     if scheme not in _KINDS:
+        # Only the scheme: the rest of a URL may hold a password.
         raise BadConfig(
             f"no store for {scheme + '://' if scheme else url!r}: a store URL is "
-            "sqlite:///jobs.db (a file in this folder), sqlite:////var/lib/jobs.db (an absolute path) or memory://"
+            "sqlite:///jobs.db (a file in this folder), "
+            "sqlite:////var/lib/jobs.db (an absolute path) or memory://"
         )
     module, name = _KINDS[scheme]
     kind = getattr(importlib.import_module(module), name)

@@ -89,6 +89,10 @@ def define(
     """Check what the decorator was given, and make a definition of it."""
     if not inspect.isroutine(function) or inspect.isbuiltin(function):
         raise BadConfig(f"@app.task goes on a function of your own, not on {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BadConfig(
+            f"{_place(function)} is a generator: calling it runs nothing, so it can be no task"
+        )
     if pool not in (None, *typing.get_args(Pool)):
         raise BadConfig(f"pool={pool!r}: a pool is one of {', '.join(typing.get_args(Pool))}")
     name = checked_name("task", name if name is not None else function.__name__)
@@ -169,6 +173,8 @@ class Arguments:
 
     def _field(self, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
         kind: Any = self.hints.get(parameter.name, Any)
+        if kind is object:
+            kind = Any
         if parameter.kind is parameter.VAR_POSITIONAL:
             kind = types.GenericAlias(list, (kind,))
         if parameter.kind is parameter.VAR_KEYWORD:

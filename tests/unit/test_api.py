@@ -221,7 +221,6 @@ async def async_generator() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.xfail(strict=True, reason="its body never runs, and its jobs are done")
 @pytest.mark.parametrize("function", [plain_generator, async_generator])
 def test_a_generator_is_no_task(app: App, function: Any) -> None:
     with pytest.raises(BadConfig, match="generator"):
@@ -689,7 +688,6 @@ async def test_what_a_block_raises_reaches_the_caller_as_it_is(app: App) -> None
             raise LookupError("mine")
 
 
-@pytest.mark.xfail(strict=True, reason="the cause is taken off on the way")
 async def test_what_a_block_raises_keeps_its_cause(app: App) -> None:
     cause = KeyError("why")
     with pytest.raises(LookupError, match="mine") as caught:

@@ -486,7 +486,6 @@ def test_a_class_that_json_cannot_carry_is_refused_at_decoration(function: Funct
         Arguments(function.__name__, function)
 
 
-@pytest.mark.xfail(strict=True, raises=BadConfig, reason="refused as a class that is no data")
 def test_a_parameter_may_be_any_object() -> None:
     def function(value: object) -> object:
         return value

@@ -234,7 +234,6 @@ def test_a_flush_that_breaks_its_word_leaves_no_caller_waiting(
     run_virtual(story())
 
 
-@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="nobody flushes what has gathered")
 def test_a_flush_that_gives_up_does_not_keep_the_next_from_going() -> None:
     async def story() -> None:
         sink = Sink()

@@ -333,7 +333,6 @@ async def test_waiting_for_a_process_does_not_use_up_the_time_of_a_job(
             await job.result(timeout=PATIENCE_S)
 
 
-@pytest.mark.xfail(strict=sys.version_info < (3, 12), reason="Python 3.11 never ends the future")
 async def test_a_process_task_that_raises_stop_iteration_fails_at_once() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     pool = ProcessPool(1)

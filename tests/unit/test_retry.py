@@ -334,7 +334,6 @@ class RateLimited(Retry):
         GiveUp("enough"),
         pytest.param(
             RateLimited("1m"),
-            marks=pytest.mark.xfail(strict=True, reason="it comes back as a plain Retry"),
         ),
     ],
     ids=repr,

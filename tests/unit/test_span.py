@@ -76,7 +76,6 @@ class Seconds(float):
         return f"Seconds({float(self)})"
 
 
-@pytest.mark.xfail(strict=True, reason="its repr is read as a decimal number")
 @pytest.mark.parametrize(("span", "ms"), [(Seconds(1.5), 1500), (Priority.HIGH, 2000)], ids=repr)
 def test_a_number_is_a_number_whatever_its_repr(span: Span, ms: int) -> None:
     assert span_ms(span) == ms

@@ -5,25 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from tickwheel.cli.answers import Answer, emit_answers, report
-from tickwheel.cli.codes import CONFLICT, FAILURE
-from tickwheel.cli.finding import BATCH, find_ids, list_jobs, query
 from tickwheel.cli.loading import ask
-from tickwheel.cli.options import (
-    AppOption,
-    CursorOption,
-    LimitOption,
-    Noun,
-    OutputOption,
-    QueueOption,
-    StoreOption,
-    TaskOption,
-)
-from tickwheel.cli.output import Output, confirmed, say
+from tickwheel.cli.options import Argument, Noun, Where, common, narrowing, paging, stacked
+from tickwheel.cli.output import CONFLICT, FAILURE, OK, confirmed, say
+from tickwheel.cli.several import BATCH, Answer, emit_answers, find_ids, list_jobs, query, report
 from tickwheel.cli.views import show_dead
 from tickwheel.errors import BadConfig
 from tickwheel.job import State
@@ -32,30 +21,35 @@ if TYPE_CHECKING:
     from tickwheel.client import Client
     from tickwheel.store import Query
 
-noun = typer.Typer(cls=Noun, help="Look at dead jobs (dead letters), rerun them, delete them.")
+dead = Noun("dead", help="Look at dead jobs (dead letters), rerun them, delete them.")
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="ID", help="The ids of dead jobs; or --all.")
-]
-AllOption = Annotated[bool, typer.Option("--all", help="All dead jobs, instead of ids.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before --all.")]
+# Which jobs are meant: some by id, or all that match.
+_choosing = stacked(
+    click.argument(
+        "ids", cls=Argument, nargs=-1, metavar="[ID]...", about="The ids of dead jobs; or --all."
+    ),
+    click.option("--all", "all_", is_flag=True, help="All dead jobs, instead of ids."),
+    click.option("--yes", "-y", is_flag=True, help="Don't ask before --all."),
+    narrowing,
+)
 
 
-@noun.command("list")
+@dead.command("list")
+@narrowing
+@paging
+@common
 def list_(
-    queue: QueueOption = None,
-    task: TaskOption = None,
-    limit: LimitOption = 50,
-    cursor: CursorOption = None,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
+    queue: str | None,
+    task: str | None,
+    limit: int,
+    cursor: str | None,
+    where: Where,
+    as_json: bool,
 ) -> None:
     """List dead jobs with their errors, the last one first."""
     list_jobs(
-        store,
-        app,
-        output,
+        where,
+        as_json,
         query(State.DEAD, queue, task),
         cursor=cursor,
         limit=limit,
@@ -64,36 +58,38 @@ def list_(
     )
 
 
-@noun.command()
+@dead.command()
+@_choosing
+@common
 def rerun(
-    ids: Ids = None,
-    all_: AllOption = False,
-    yes: YesOption = False,
-    queue: QueueOption = None,
-    task: TaskOption = None,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+    ids: tuple[str, ...],
+    all_: bool,
+    yes: bool,
+    queue: str | None,
+    task: str | None,
+    where: Where,
+    as_json: bool,
+) -> int:
     """Run dead jobs again, now, with all their retries. --queue and --task narrow --all."""
     step = _Step("rerun", "rerun", ": it is due now", lambda client, ids: client.rerun(ids))
-    _take(step, _chosen(step, ids, all_, yes, queue, task), yes, store, app, output)
+    return _take(step, _chosen(step, ids, all_, yes, queue, task), yes, where, as_json)
 
 
-@noun.command()
+@dead.command()
+@_choosing
+@common
 def delete(
-    ids: Ids = None,
-    all_: AllOption = False,
-    yes: YesOption = False,
-    queue: QueueOption = None,
-    task: TaskOption = None,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+    ids: tuple[str, ...],
+    all_: bool,
+    yes: bool,
+    queue: str | None,
+    task: str | None,
+    where: Where,
+    as_json: bool,
+) -> int:
     """Delete dead jobs for good. --queue and --task narrow --all."""
     step = _Step("delete", "deleted", "", lambda client, ids: client.delete(ids))
-    _take(step, _chosen(step, ids, all_, yes, queue, task), yes, store, app, output)
+    return _take(step, _chosen(step, ids, all_, yes, queue, task), yes, where, as_json)
 
 
 # --- What both do: to some jobs by id, or to all that match, after a question
@@ -112,7 +108,7 @@ class _Step:
 
 def _chosen(
     step: _Step,
-    ids: list[str] | None,
+    ids: Sequence[str],
     all_: bool,
     yes: bool,
     queue: str | None,
@@ -130,29 +126,23 @@ def _chosen(
     return query(State.DEAD, queue, task)
 
 
-def _take(
-    step: _Step,
-    chosen: list[str] | Query,
-    yes: bool,
-    store: str | None,
-    app: str | None,
-    output: Output,
-) -> None:
+def _take(step: _Step, chosen: list[str] | Query, yes: bool, where: Where, as_json: bool) -> int:
+    """Do it, after a question where all are meant and nobody said yes yet; gives the exit code."""
     if isinstance(chosen, list):
-        report(ask(store, app, lambda client: _each(step, client, chosen)), output)
-        return
+        return report(ask(where, lambda client: _each(step, client, chosen)), as_json)
     # What was counted is what is acted on: jobs that die after the question are left alone.
-    ids = ask(store, app, lambda client: find_ids(client, chosen))
+    ids = ask(where, lambda client: find_ids(client, chosen))
     if ids and not yes and not confirmed(f"{step.verb} {_jobs(len(ids))}?"):
         say("nothing was changed")
-        raise typer.Exit(FAILURE)
-    answers = ask(store, app, lambda client: _each(step, client, ids)) if ids else []
-    if output is Output.JSON:
+        return FAILURE
+    answers = ask(where, lambda client: _each(step, client, ids)) if ids else []
+    if as_json:
         emit_answers(answers)
     elif answers:
-        typer.echo(f"{step.outcome}: {_jobs(sum(not answer.code for answer in answers))}")
+        click.echo(f"{step.outcome}: {_jobs(sum(not answer.code for answer in answers))}")
     else:
         say("no dead jobs")
+    return OK
 
 
 async def _each(step: _Step, client: Client, ids: Sequence[str]) -> list[Answer]:

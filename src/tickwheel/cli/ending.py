@@ -19,7 +19,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tickwheel.cli.codes import FAILURE
+from tickwheel.cli.output import FAILURE
 
 log = logging.getLogger("tickwheel")
 

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from tickwheel.cli.answers import Answer, report
-from tickwheel.cli.codes import CONFLICT, NOT_FOUND, OK
-from tickwheel.cli.finding import list_jobs, query
 from tickwheel.cli.loading import ask
-from tickwheel.cli.options import (
-    AppOption,
-    CursorOption,
-    LimitOption,
-    Noun,
-    OutputOption,
-    QueueOption,
-    StoreOption,
-    TaskOption,
-)
-from tickwheel.cli.output import Output, emit_json
+from tickwheel.cli.options import Argument, Noun, Where, common, narrowing, paging
+from tickwheel.cli.output import CONFLICT, NOT_FOUND, OK, emit_json
+from tickwheel.cli.several import Answer, list_jobs, query, report
 from tickwheel.cli.views import job_document, show_job, show_jobs
 from tickwheel.job import Cancelled, Job, State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
 
-noun = typer.Typer(cls=Noun, help="Look at jobs, cancel them, run ended ones again.")
+jobs = Noun("jobs", help="Look at jobs, cancel them, run ended ones again.")
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of one or more jobs.")]
-StateOption = Annotated[State | None, typer.Option("--state", help="Only jobs in this state.")]
+_ids = click.argument(
+    "ids",
+    cls=Argument,
+    nargs=-1,
+    required=True,
+    metavar="ID...",
+    about="The ids of one or more jobs.",
+)
 
 
-@noun.command("list")
+@jobs.command("list")
+@click.option(
+    "--state", type=click.Choice([str(state) for state in State]), help="Only jobs in this state."
+)
+@narrowing
+@paging
+@common
 def list_(
-    state: StateOption = None,
-    queue: QueueOption = None,
-    task: TaskOption = None,
-    limit: LimitOption = 50,
-    cursor: CursorOption = None,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
+    state: str | None,
+    queue: str | None,
+    task: str | None,
+    limit: int,
+    cursor: str | None,
+    where: Where,
+    as_json: bool,
 ) -> None:
     """List jobs. Those that wait: the next one first. Those that ended: the last one first."""
     list_jobs(
-        store,
-        app,
-        output,
-        query(state, queue, task),
+        where,
+        as_json,
+        query(State(state) if state else None, queue, task),
         cursor=cursor,
         limit=limit,
         show=show_jobs,
@@ -58,20 +56,17 @@ def list_(
     )
 
 
-@noun.command()
-def show(
-    id: Id,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+@jobs.command()
+@click.argument("id", cls=Argument, metavar="ID", about="The job's id.")
+@common
+def show(id: str, where: Where, as_json: bool) -> None:
     """Show all about one job. Its arguments, its error or result, and how each run went."""
 
     async def look(client: Client) -> tuple[Job, int]:
         return await client.get(id), client.clock.now_ms()
 
-    job, now_ms = ask(store, app, look)
-    if output is Output.JSON:
+    job, now_ms = ask(where, look)
+    if as_json:
         emit_json(job_document(job))
     else:
         show_job(job, now_ms)
@@ -85,38 +80,30 @@ _CANCELLED = {
 }
 
 
-@noun.command()
-def cancel(
-    ids: Ids,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+@jobs.command()
+@_ids
+@common
+def cancel(ids: tuple[str, ...], where: Where, as_json: bool) -> int:
     """Cancel jobs, and say of each what that achieved. Exit code 4 where one had ended."""
-    ids = list(dict.fromkeys(ids))
-    answers = ask(store, app, lambda client: client.cancel(ids))
-    report(
-        [Answer(id, *_CANCELLED[answer]) for id, answer in zip(ids, answers, strict=True)],
-        output,
-    )
+    once = list(dict.fromkeys(ids))
+    outcomes = ask(where, lambda client: client.cancel(once))
+    answers = [Answer(id, *_CANCELLED[each]) for id, each in zip(once, outcomes, strict=True)]
+    return report(answers, as_json)
 
 
-@noun.command()
-def rerun(
-    ids: Ids,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+@jobs.command()
+@_ids
+@common
+def rerun(ids: tuple[str, ...], where: Where, as_json: bool) -> int:
     """Run ended jobs again, now, with all their retries. Exit code 4 where one has not ended."""
-    ids = list(dict.fromkeys(ids))
+    once = list(dict.fromkeys(ids))
 
     async def step(client: Client) -> list[Answer]:
-        put_back = await client.rerun(ids)
-        jobs = await client.store.get(ids)
-        return [_rerun(*each) for each in zip(ids, put_back, jobs, strict=True)]
+        put_back = await client.rerun(once)
+        found = await client.store.get(once)
+        return [_rerun(*each) for each in zip(once, put_back, found, strict=True)]
 
-    report(ask(store, app, step), output)
+    return report(ask(where, step), as_json)
 
 
 def _rerun(id: str, put_back: bool, job: Job | None) -> Answer:

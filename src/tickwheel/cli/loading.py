@@ -22,6 +22,7 @@ from tickwheel.errors import BadConfig, StoreError, StoreUnavailable, TickwheelE
 
 if TYPE_CHECKING:
     from tickwheel.app import App
+    from tickwheel.cli.options import Where
     from tickwheel.client import Client
 
 T = TypeVar("T")
@@ -137,28 +138,28 @@ def _short_traceback(error: BaseException) -> str:
 # --- A store
 
 
-def ask(store: str | None, app: str | None, question: Callable[[Client], Awaitable[T]]) -> T:
+def ask(where: Where, question: Callable[[Client], Awaitable[T]]) -> T:
     """Open the store that the options name, ask it, close it. Never creates a store."""
     import asyncio
 
-    return asyncio.run(_ask(_app(store, app), question))
+    return asyncio.run(_ask(_app(where), question))
 
 
-def _app(store: str | None, app: str | None) -> App:
-    if store is not None and app is not None:
+def _app(where: Where) -> App:
+    if where.store is not None and where.app is not None:
         raise BadConfig("give --store or --app, not both")
-    if app is not None:
-        return load_app(app)
+    if where.app is not None:
+        return load_app(where.app)
     from tickwheel.app import App
 
-    return App(store)
+    return App(where.store)
 
 
 async def _ask(app: App, question: Callable[[Client], Awaitable[T]]) -> T:
     _must_be_there(app.url)
     await open_app(app)
     try:
-        return await question(await app._ready())
+        return await question(await app.client())
     finally:
         await app.__aexit__()
 

@@ -1,4 +1,4 @@
-"""Everything that is printed: tables for people, JSON for programs, messages on stderr.
+"""What a command gives back: tables for people, JSON for programs, messages, an exit code.
 
 A table on a terminal keeps to its width and wraps what is long. Anywhere else a row is one line
 of any length, so that `grep` and `cut` see whole rows. Ids are never cut or wrapped.
@@ -12,10 +12,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from tickwheel.span import span_text
 
@@ -24,6 +23,15 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+# Exit codes: scripts rely on them, so they never change their meaning.
+OK = 0
+FAILURE = 1
+USAGE = 2
+NOT_FOUND = 3
+CONFLICT = 4
+STORE = 5
+INTERRUPTED = 130
+
 # Wide enough that nothing wraps where nobody looks at a screen.
 UNLIMITED = 100_000
 # A column that may wrap still gets this much of a narrow terminal.
@@ -31,31 +39,24 @@ NARROWEST = 8
 GAP = 2
 
 
-class Output(StrEnum):
-    """The form in which a command prints its data."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 # --- Messages
 
 
 def complain(message: str) -> None:
     """One line on stderr: what went wrong."""
-    label = typer.style("error:", fg="red", bold=True) if _colourful(sys.stderr) else "error:"
-    typer.echo(f"{label} {one_line(message)}", err=True, color=True)
+    label = click.style("error:", fg="red", bold=True) if _colourful(sys.stderr) else "error:"
+    click.echo(f"{label} {one_line(message)}", err=True, color=True)
 
 
 def say(message: str) -> None:
     """A message for the person at the terminal; it never mixes with the data."""
-    typer.echo(message, err=True)
+    click.echo(message, err=True)
 
 
 def confirmed(question: str) -> bool:
     """Ask the person at the terminal; anything but yes is no."""
-    # typer's own prompt leaves a blank on stdout, where only data belongs.
-    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    # click's own prompt leaves a blank on stdout, where only data belongs.
+    click.echo(f"{question} [y/N] ", err=True, nl=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -81,7 +82,7 @@ def _colourful(stream: Any) -> bool:
 
 def emit_json(document: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def iso(moment: datetime) -> str:
@@ -170,7 +171,7 @@ def _print(table: Table, room: int, *, stderr: bool = False) -> None:
     with console.capture() as printed:
         console.print(table)
     lines = (line.rstrip() for line in printed.get().splitlines())
-    typer.echo("\n".join(lines), err=stderr, color=True)
+    click.echo("\n".join(lines), err=stderr, color=True)
 
 
 def _console(room: int, stderr: bool) -> Console:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
+import click
 import msgspec
-import typer
 
 from tickwheel.cli.loading import ask
-from tickwheel.cli.options import AppOption, Noun, OutputOption, StoreOption
-from tickwheel.cli.output import Column, Output, emit_json, say, show_table
+from tickwheel.cli.options import Argument, Noun, Where, common
+from tickwheel.cli.output import Column, emit_json, say, show_table
 from tickwheel.job import State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
     from tickwheel.store import QueueInfo
 
-noun = typer.Typer(cls=Noun, help="See how many jobs stand in each queue; pause and resume.")
+queues = Noun("queues", help="See how many jobs stand in each queue; pause and resume.")
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+_name = click.argument("name", cls=Argument, metavar="QUEUE", about="The queue's name.")
 
 
-@noun.command("list")
-def list_(
-    store: StoreOption = None, app: AppOption = None, output: OutputOption = Output.TABLE
-) -> None:
+@queues.command("list")
+@common
+def list_(where: Where, as_json: bool) -> None:
     """List queues with the number of jobs in each state. `tickwheel queues` does the same."""
-    queues = ask(store, app, lambda client: client.queues())
-    if output is Output.JSON:
-        emit_json({"queues": [msgspec.structs.asdict(queue) for queue in queues]})
-    elif queues:
-        _show(queues)
+    found = ask(where, lambda client: client.queues())
+    if as_json:
+        emit_json({"queues": [msgspec.structs.asdict(queue) for queue in found]})
+    elif found:
+        _show(found)
     else:
         say("no queues: no job was added yet")
 
 
-def _show(queues: list[QueueInfo]) -> None:
+def _show(found: list[QueueInfo]) -> None:
     show_table(
         [
             Column("QUEUE", whole=False),
@@ -48,7 +47,7 @@ def _show(queues: list[QueueInfo]) -> None:
                 *(_count(queue, state) for state in State),
                 ("paused", "yellow") if queue.paused else "",
             )
-            for queue in queues
+            for queue in found
         ],
     )
 
@@ -58,35 +57,27 @@ def _count(queue: QueueInfo, state: State) -> tuple[str, str]:
     return f"{count:,}", "dim" if not count else "red" if state is State.DEAD else ""
 
 
-@noun.command()
-def pause(
-    name: Name,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+@queues.command()
+@_name
+@common
+def pause(name: str, where: Where, as_json: bool) -> None:
     """Stop handing out a queue's jobs. Running ones go on, and jobs can still be added."""
-    before = _set(name, True, store, app, output)
+    before = _set(name, True, where, as_json)
     if before is None:
         say(f"note: no job of {name} is in the store; check the name")
 
 
-@noun.command()
-def resume(
-    name: Name,
-    store: StoreOption = None,
-    app: AppOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
+@queues.command()
+@_name
+@common
+def resume(name: str, where: Where, as_json: bool) -> None:
     """Hand out a queue's jobs again."""
-    before = _set(name, False, store, app, output)
+    before = _set(name, False, where, as_json)
     if before is None or not before.paused:
         say(f"note: {name} was not paused")
 
 
-def _set(
-    name: str, paused: bool, store: str | None, app: str | None, output: Output
-) -> QueueInfo | None:
+def _set(name: str, paused: bool, where: Where, as_json: bool) -> QueueInfo | None:
     """Pause or resume a queue; answers with the queue as it was, None where there was none."""
     from tickwheel.tasks import checked_name
 
@@ -97,9 +88,9 @@ def _set(
         await client.pause(name, paused)
         return before.get(name)
 
-    before = ask(store, app, step)
-    if output is Output.JSON:
+    before = ask(where, step)
+    if as_json:
         emit_json({"name": name, "paused": paused})
     else:
-        typer.echo(f"{name}: {'paused' if paused else 'resumed'}")
+        click.echo(f"{name}: {'paused' if paused else 'resumed'}")
     return before

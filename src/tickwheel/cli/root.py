@@ -1,70 +1,72 @@
 """The tree of commands, and the one place where errors become a line and an exit code.
 
-To add a command: write it in a module of its own and hang it on `tree` here. These modules are
-all imported whatever the command is, so they import apps, stores and asyncio where they use them.
+To add a command: write it in a module of its own, under the module's own name, and list it in
+COMMANDS. Root help and shell completion import all of these modules, so they leave apps, stores
+and asyncio to the functions that use them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
 
-import typer
+import click
 
-from tickwheel.cli import dead, jobs, queues, worker
-from tickwheel.cli.codes import FAILURE, INTERRUPTED, NOT_FOUND, OK, STORE, USAGE
-from tickwheel.cli.options import HELP
-from tickwheel.cli.output import complain
+from tickwheel.cli.options import HELP, Group
+from tickwheel.cli.output import (
+    FAILURE,
+    INTERRUPTED,
+    NOT_FOUND,
+    OK,
+    STORE,
+    USAGE,
+    complain,
+)
 from tickwheel.errors import JobUnknown, StoreError, TickwheelError, UsageError
 from tickwheel.version import __version__
 
-tree = typer.Typer(
-    name="tickwheel",
-    help="Runs jobs at the time you asked for, and shows what became of them.",
+COMMANDS = ("worker", "jobs", "dead", "queues")
+
+
+class _Tree(Group):
+    """Imports a command when it is asked for, so that none waits for the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"tickwheel.cli.{cmd_name}"), cmd_name)
+        return command
+
+
+@click.group(
+    "tickwheel",
+    cls=_Tree,
     invoke_without_command=True,
-    # Plain text: it reads well in a pipe too, and starts faster than boxes.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": HELP},
+    context_settings={"help_option_names": HELP, "show_default": True},
+    epilog='Completion for bash: eval "$(_TICKWHEEL_COMPLETE=bash_source tickwheel)"',
 )
-tree.command("worker")(worker.worker)
-tree.add_typer(jobs.noun, name="jobs")
-tree.add_typer(dead.noun, name="dead")
-tree.add_typer(queues.noun, name="queues")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"tickwheel {__version__}")
-        raise typer.Exit
-
-
-@tree.callback()
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            is_eager=True,
-            callback=_print_version,
-            help="Print the version and exit.",
-        ),
-    ] = False,
-) -> None:
+@click.version_option(
+    __version__, message="%(prog)s %(version)s", help="Print the version and exit."
+)
+@click.pass_context
+def tree(context: click.Context) -> None:
+    """Runs jobs at the time you asked for, and shows what became of them."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        click.echo(context.get_help())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code. What a user got wrong is one line on stderr."""
-    command = typer.main.get_command(tree)
     try:
-        # Its own mode prints boxes and exits by itself; a line and a code are for us to decide.
-        code = command.main(argv, prog_name="tickwheel", standalone_mode=False)
-    except typer.TyperException as error:
-        complain(error.format_message().replace("Value error, ", "") + _where_help_is(error))
+        # Its own mode prints several lines and exits by itself; that is for us to decide.
+        code = tree.main(argv, prog_name="tickwheel", standalone_mode=False)
+    except click.ClickException as error:
+        complain(_words(error) + _where_help_is(error))
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         complain("interrupted")
         return INTERRUPTED
     except (TickwheelError, ExceptionGroup) as raised:
@@ -91,6 +93,15 @@ def _innermost(error: Exception) -> Exception:
     return error
 
 
-def _where_help_is(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
+def _words(error: click.ClickException) -> str:
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    # Each version of click says this in other words.
+    words = f"No such option: {error.option_name}"
+    close = ", ".join(sorted(error.possibilities or ()))
+    return f"{words} (Possible options: {close})" if close else words
+
+
+def _where_help_is(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
     return f" (see {context.command_path} --help)" if context is not None else ""

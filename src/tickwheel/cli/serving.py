@@ -6,14 +6,13 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tickwheel.app import App
-from tickwheel.cli.codes import FAILURE, OK
 from tickwheel.cli.ending import Ending, end_leftovers, end_now
 from tickwheel.cli.loading import load_app, open_app, store_name
-from tickwheel.cli.logs import set_up_logs
-from tickwheel.cli.output import show_fields
+from tickwheel.cli.output import FAILURE, OK, show_fields
 from tickwheel.cli.worker import Settings
 from tickwheel.errors import BadConfig
 from tickwheel.span import span_text
@@ -36,7 +35,7 @@ def work(settings: Settings, parent: int | None) -> int:
     `parent` is the pipe to the process that started several of us, if one did.
     """
     app = load_app(settings.target)
-    set_up_logs(settings.log_level, with_pid=parent is not None)
+    _set_up_logs(settings.log_level, with_pid=parent is not None)
     # The store's thread gets Python's lock back sooner from a task that computes.
     sys.setswitchinterval(0.001)
     try:
@@ -107,7 +106,7 @@ def _banner(app: App, settings: Settings, queues: tuple[str, ...]) -> None:
 def _say_stopping(worker: Worker, settings: Settings, alone: bool) -> None:
     log.info(
         "stopping: %d running, grace %s%s",
-        worker._hand.running,
+        worker.running,
         span_text(settings.grace_ms),
         "; again to end at once" if alone else "",
     )
@@ -120,7 +119,7 @@ def supervise(settings: Settings, processes: int) -> int:
     """Run several worker processes until told to stop; gives the exit code."""
     if os.name != "posix":
         raise BadConfig("--processes needs a POSIX system; start the command several times instead")
-    set_up_logs(settings.log_level)
+    _set_up_logs(settings.log_level)
     show_fields(
         [
             ("tickwheel", __version__),
@@ -134,3 +133,28 @@ def supervise(settings: Settings, processes: int) -> int:
     return asyncio.run(
         Supervisor(settings.command, processes=processes, grace_s=settings.grace_ms / 1000).run()
     )
+
+
+# --- Log lines on stderr: time in UTC, level, logger, message
+
+
+class _Line(logging.Formatter):
+    default_msec_format = "%s.%03dZ"
+
+    def converter(self, seconds: float | None) -> time.struct_time:
+        return time.gmtime(seconds)
+
+
+def _set_up_logs(level: str, *, with_pid: bool = False) -> None:
+    """Log to stderr, unless the user's module has set up logging itself: then only our level.
+
+    Call it after that module was imported.
+    """
+    root = logging.getLogger()
+    if not root.handlers:
+        pid = "[%(process)d] " if with_pid else ""
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Line(f"%(asctime)s %(levelname)-7s {pid}%(name)s: %(message)s"))
+        root.addHandler(handler)
+        root.setLevel(level.upper())
+    logging.getLogger("tickwheel").setLevel(level.upper())

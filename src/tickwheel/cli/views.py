@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import typer
+import click
 
 from tickwheel.cli.output import (
     Cell,
@@ -160,7 +160,7 @@ def show_job(job: Job, now_ms: int) -> None:
     show_fields(_fields(job, now_ms))
     if not job.history:
         return
-    typer.echo()
+    click.echo()
     show_table(RUN_COLUMNS, [_run_row(run) for run in job.history])
     # The job's own error is that of its last run.
     told = job.history[-1] if job.error == job.history[-1].error else None
@@ -168,7 +168,7 @@ def show_job(job: Job, now_ms: int) -> None:
         (f"#{run.attempt}", run.error) for run in job.history if run.error and run is not told
     ]
     if errors:
-        typer.echo()
+        click.echo()
         show_fields(errors)
 
 

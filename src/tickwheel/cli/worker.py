@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
 
-import typer
+import click
 
-from tickwheel.cli.logs import LogLevel
+from tickwheel.cli.options import Argument, Verb
 from tickwheel.errors import BadTime
 from tickwheel.span import span_ms
 
@@ -22,7 +21,7 @@ class Settings:
     concurrency: int
     lease_ms: int
     grace_ms: int
-    log_level: LogLevel
+    log_level: str
 
     def command(self, parent: int) -> list[str]:
         """The command that runs one worker process of several, tied to its parent by a pipe."""
@@ -31,36 +30,56 @@ class Settings:
             *(("--queues", ",".join(self.queues)) if self.queues else ()),
             *("--concurrency", str(self.concurrency)),
             *("--lease", f"{self.lease_ms}ms", "--grace", f"{self.grace_ms}ms"),
-            *("--log-level", str(self.log_level), "--parent", str(parent)),
+            *("--log-level", self.log_level, "--parent", str(parent)),
         ]
 
 
+_COUNT = click.IntRange(min=1)
+
+
+@click.command("worker", cls=Verb)
+@click.argument("target", cls=Argument, metavar="MODULE:APP", about="The app, as shop:app or shop.")
+@click.option("--queues", metavar="A,B", help="Queues to serve. Default: those of the app's tasks.")
+@click.option(
+    "--concurrency",
+    metavar="N",
+    type=_COUNT,
+    default=100,
+    help="Jobs to run at the same time, per process.",
+)
+@click.option(
+    "--lease",
+    metavar="SPAN",
+    default="15s",
+    help="How soon others take over the jobs of a worker that died.",
+)
+@click.option(
+    "--grace", metavar="SPAN", default="30s", help="How long running jobs may take to finish."
+)
+@click.option(
+    "--processes",
+    metavar="N",
+    type=_COUNT,
+    default=1,
+    help="Worker processes; one that dies is replaced.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="The least that is logged.",
+)
+@click.option("--parent", type=int, hidden=True)
 def worker(
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="The app, as shop:app or shop.")
-    ],
-    queues: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Queues to serve. Default: those of the app's tasks."),
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Jobs to run at the same time, per process.")
-    ] = 100,
-    lease: Annotated[
-        str,
-        typer.Option(
-            metavar="SPAN", help="How soon others take over the jobs of a worker that died."
-        ),
-    ] = "15s",
-    grace: Annotated[
-        str, typer.Option(metavar="SPAN", help="How long running jobs may take to finish.")
-    ] = "30s",
-    processes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Worker processes; one that dies is replaced.")
-    ] = 1,
-    log_level: Annotated[LogLevel, typer.Option(help="The least that is logged.")] = LogLevel.INFO,
-    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
-) -> None:
+    target: str,
+    queues: str | None,
+    concurrency: int,
+    lease: str,
+    grace: str,
+    processes: int,
+    log_level: str,
+    parent: int | None,
+) -> int:
     """Run an app's jobs until told to stop.
 
     The first SIGTERM or Ctrl-C lets running jobs finish, the second one ends the process at once.
@@ -75,7 +94,7 @@ def worker(
     )
     from tickwheel.cli.serving import supervise, work
 
-    raise typer.Exit(supervise(settings, processes) if processes > 1 else work(settings, parent))
+    return supervise(settings, processes) if processes > 1 else work(settings, parent)
 
 
 def _span(option: str, text: str) -> int:
