@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo check test bench mutants clean
+.PHONY: help setup demo lint check test bench mutants clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,15 +19,17 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## orders, deadlines and a killed worker, on the embedded store
 	@$(BIN)/python examples/orders.py
 
-check: setup ## format, lint, types, imports, and every test without a process or a server
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/unit tests/engine
+check: lint ## format, lint, types, imports, and the tests that take no time: under a minute
+	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/engine
 
-test: check ## all tests
+test: lint ## the same, and all tests: real processes, killed and frozen
 	$(BIN)/python -m pytest -q tests
+
+lint: setup
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 
 bench: setup ## measure on this machine; tables here, JSON in bench/results
 	$(BIN)/python -m bench

@@ -247,7 +247,7 @@ def _weigh(url: str, pipe: multiprocessing.connection.Connection) -> None:
     pipe.send(int(peak.split()[1]) / 1024)
 
 
-def run(url: str | None, *, quick: bool) -> Report:
+def run(url: str | None = None, *, quick: bool) -> Report:
     report = Report(f"{(url or 'sqlite://').partition(':')[0]} store and one worker")
     scale = 10 if quick else 1
     asyncio.run(adding(report, url, 100_000 // scale))

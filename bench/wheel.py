@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -253,7 +253,9 @@ OTHERS: list[tuple[str, type[Timers], int]] = [
 ]
 
 
-def run(sizes: Iterable[int], repeats: int) -> Report:
+def run(*, quick: bool) -> Report:
+    sizes = [10_000, 100_000] if quick else [10_000, 100_000, 1_000_000]
+    repeats = 1 if quick else 3
     report = Report("timers: the wheel and others (half cancelled; ratio to the wheel)")
     for count in sizes:
         ours = measure(Wheel, count, repeats)
@@ -288,8 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="up to 100,000 timers, once")
     options = parser.parse_args()
-    sizes = [10_000, 100_000] if options.quick else [10_000, 100_000, 1_000_000]
-    report = run(sizes, 1 if options.quick else 3)
+    report = run(quick=options.quick)
     report.show()
     report.save(RESULTS, "wheel")
     return 0 if report.met else 1

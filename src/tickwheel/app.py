@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import update_wrapper
+from pathlib import PurePath
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from tickwheel.client import Client
@@ -288,6 +289,8 @@ class App:
         if store is None or isinstance(store, str):
             self.url = store or os.environ.get("TICKWHEEL_STORE") or DEFAULT_STORE
             self._store = open_store(self.url, clock=self._clock)
+        elif isinstance(store, PurePath):
+            raise BadConfig(f"a store is given by its URL: App('sqlite:///{store}')")
         else:
             self.url, self._store = "", store
         self.tasks = Tasks()

@@ -69,7 +69,8 @@ class Batcher(Generic[Item, Answer]):
     async def _answer(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         try:
             answers = await self._flush([item for item, _ in batch])
-            assert len(answers) == len(batch), f"{len(answers)} answers to {len(batch)} items"
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
         except asyncio.CancelledError:
             for _, waiting in batch:
                 waiting.cancel()

@@ -101,7 +101,7 @@ def decide(
 def describe(error: BaseException) -> str:
     """One line that names the exception, bounded in length, which any store can keep."""
     try:
-        words = " ".join(str(error).split())
+        words = " ".join(str(error)[:ERROR_LIMIT].split())
     except Exception:
         words = "(its message can't be read)"
     words = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tickwheel.errors import BadConfig
+
 MS_NS = 1_000_000
 
 
@@ -13,6 +15,10 @@ class Rate(msgspec.Struct, frozen=True):
     limit: int
     period_ms: int
     burst: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.limit, self.period_ms, self.burst) < 1:
+            raise BadConfig(f"{self}: limit, period and burst are each 1 or more")
 
 
 def admit(full_at_ns: int | None, rate: Rate, now_ms: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ has all of it, and the leases tell others when to take over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -40,6 +41,8 @@ IDLE_MS = 5_000
 PATIENCE_MS = 1_000
 # An async task that ignores its cancellation for this long is left behind.
 STUBBORN_S = 5.0
+# What a worker that is cancelled, rather than stopped, may take to hand back its jobs.
+HURRY_S = 2.0
 # The store's clock is asked again this often, and at once when ours was set.
 MEASURE_S = 30.0
 PRUNE_EVERY_S = 60.0
@@ -138,6 +141,12 @@ class Worker:
                     await self._work_and_wind_up()
                 for chore in running:
                     chore.cancel()
+        except asyncio.CancelledError:
+            # Somebody is in a hurry, but what can be handed back quickly need not wait for a lease.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HURRY_S):
+                    await self._wind_up(grace_s=0)
+            raise
         finally:
             self._let_go()
 
@@ -149,7 +158,7 @@ class Worker:
         for held in self._hand:
             if held.run is not None:
                 # A thread may go on for a while, so its job is not handed back but left to its
-                # lease; so is whatever runs when the worker is cancelled instead of stopped.
+                # lease.
                 held.stop = Stop.LOST
                 held.run.cancel()
         self._runner.close()
@@ -160,7 +169,7 @@ class Worker:
             claimed = await self._claim(room)
             if claimed < room or not room:
                 await self._wait_for_work(room)
-        await self._wind_up()
+        await self._wind_up(grace_s=self._options.grace_ms / 1000)
 
     def _keeper(self) -> Keeper:
         return Keeper(
@@ -361,10 +370,11 @@ class Worker:
         log.error("job %s (%s) ignores its cancellation; left behind", held.job.id, held.job.task)
         self._ended(held, self._runner.stopped(held, held.definition))
 
-    async def _wind_up(self) -> None:
+    async def _wind_up(self, *, grace_s: float) -> None:
+        self._stopping.set()
         for held in self._hand.unstarted():
             self._stop(held, Stop.RELEASE)
-        await self._until_none_runs(self._options.grace_ms / 1000)
+        await self._until_none_runs(grace_s)
         for held in self._hand:
             if held.run is not None:
                 self._stop(held, Stop.RELEASE)
@@ -396,7 +406,15 @@ class Worker:
         )
 
     def _settled(self, held: Held, settlement: Settlement, answer: asyncio.Future[bool]) -> None:
-        if not answer.cancelled() and answer.exception() is None and not answer.result():
+        error = None if answer.cancelled() else answer.exception()
+        if error is not None:
+            log.error(
+                "job %s (%s): the store could not keep its outcome, so it runs again: %r",
+                held.job.id,
+                held.job.task,
+                error,
+            )
+        elif not answer.cancelled() and not answer.result():
             log.warning(
                 "job %s (%s): the outcome %r came too late, its lease had run out",
                 held.job.id,

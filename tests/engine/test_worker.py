@@ -299,7 +299,7 @@ def test_the_jobs_of_a_dead_worker_run_again_within_a_lease_and_a_second() -> No
         first = await world.node(lease_ms=5_000)
         job = await slow.enqueue()
         await asyncio.sleep(20)
-        await first.crash()
+        first.crash()
         crashed = world.now_ms
         await world.node(lease_ms=5_000)
         await job.result(timeout=120)
@@ -444,7 +444,7 @@ def test_a_job_whose_workers_keep_dying_is_dead_and_not_run_again() -> None:
         for _ in range(3):
             node = await world.node(lease_ms=1_000, takeovers=3)
             await asyncio.sleep(1.5)
-            await node.crash()
+            node.crash()
         await world.node(lease_ms=1_000, takeovers=3)
         with pytest.raises(JobFailed, match="died or froze 3 times"):
             await job.result(timeout=10)
@@ -603,7 +603,7 @@ def test_a_worker_tells_of_itself_while_it_lives() -> None:
         await asyncio.sleep(1)
         [info] = await world.app.workers()
         assert (info.name, info.concurrency, info.queues) == (node.name, 7, ("default", "mail"))
-        await node.crash()
+        node.crash()
         await asyncio.sleep(20)
         assert await world.app.workers() == []
 

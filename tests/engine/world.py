@@ -27,10 +27,12 @@ class Node:
     def name(self) -> str:
         return self.worker.name
 
-    async def crash(self) -> None:
+    def crash(self) -> None:
         """What `kill -9` does: no settle, no release, nothing more is heard of it."""
         self.line.away = True
         self._task.cancel()
+
+    async def gone(self) -> None:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def stop(self) -> None:
@@ -81,7 +83,9 @@ class World:
 
     async def close(self) -> None:
         for node in self.nodes:
-            await node.crash()
+            node.crash()
+        for node in self.nodes:
+            await node.gone()
 
 
 def virtual(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:

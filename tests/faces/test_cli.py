@@ -144,6 +144,87 @@ def test_alone_it_prints_help(cli: Cli, argv: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "worker",
+        *("jobs", "jobs list", "jobs show", "jobs cancel", "jobs rerun"),
+        *("dead", "dead list", "dead rerun", "dead delete"),
+        *("queues", "queues list", "queues pause", "queues resume"),
+    ],
+)
+def test_help_fits_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = cli(*command.split(), "-h")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"Usage: tickwheel {command}".rstrip() + " [OPTIONS]")
+    assert max(len(line) for line in said.out.splitlines()) < 80
+    assert "..." not in said.out.partition("\n")[2], "something was cut"
+
+
+def test_help_says_what_arguments_are(cli: Cli) -> None:
+    said = cli("dead", "rerun", "-h")
+    assert "dead rerun [OPTIONS] [ID]...\n" in said.out
+    assert "\nArguments:\n  ID  The ids of dead jobs; or --all.\n" in said.out
+
+
+@pytest.mark.parametrize(
+    "words, known",
+    [
+        ("", ["worker", "jobs", "dead", "queues"]),
+        ("jobs ", ["list", "show", "cancel", "rerun"]),
+        ("jobs list --sta", ["--state"]),
+        ("jobs list --output ", ["table", "json"]),
+    ],
+)
+def test_a_shell_completes_commands(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    known: list[str],
+) -> None:
+    monkeypatch.setenv("_TICKWHEEL_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"tickwheel {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(f"tickwheel {words}".split(" ")) - 1))
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.split() == [f"plain,{word}" for word in known]
+
+
+# The package's own __init__ is left out: this is about what the command line imports.
+LIGHT = """
+import sys, types
+package = types.ModuleType("tickwheel")
+package.__path__ = [sys.argv[1]]
+sys.modules["tickwheel"] = package
+from tickwheel.cli import main
+main(sys.argv[2:])
+print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "argv, heavy",
+    [
+        (["--version"], {"rich", "asyncio", "apsw", "msgspec"}),
+        (["--help"], {"rich", "asyncio", "apsw"}),
+    ],
+)
+def test_what_asks_no_store_starts_light(argv: list[str], heavy: set[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LIGHT, str(Path(tickwheel.__file__).parent), *argv],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert "click" in result.stderr.split()
+    assert heavy.isdisjoint(result.stderr.split())
+
+
+@pytest.mark.parametrize(
     "argv, words",
     [
         (("jobbs",), "No such command 'jobbs'"),
@@ -154,7 +235,7 @@ def test_alone_it_prints_help(cli: Cli, argv: tuple[str, ...]) -> None:
         (("jobs", "show"), "Missing argument 'ID'"),
         (("queues", "pause", "a b"), "a queue name is made of"),
         (("queues", "--store", "sqlite://"), "names no file"),
-        (("queues", "--store", "kafka://x"), "no store for 'kafka://x'"),
+        (("queues", "--store", "kafka://x"), "no store for 'kafka://'"),
         (("queues", "--store", "sqlite:///a.db", "--app", "shop"), "not both"),
         (("queues", "--store", "memory://"), "lives inside the process"),
         (("worker",), "Missing argument 'MODULE:APP'"),
@@ -722,7 +803,7 @@ def enqueue(folder: Path, runner: asyncio.Runner, task: str, **arguments: Any) -
                 due_ms=now_ms,
                 created_ms=now_ms,
             )
-            await (await app._ready()).add(job)
+            await (await app.client()).add(job)
             return job.id
 
     return runner.run(add())

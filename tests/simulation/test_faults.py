@@ -60,7 +60,7 @@ async def chaos(world: World, dice: random.Random) -> None:
         await asyncio.sleep(dice.uniform(1, 20))
         victim = dice.randrange(3)
         if dice.random() < 0.5:
-            await nodes[victim].crash()
+            nodes[victim].crash()
         else:
             await nodes[victim].stop()
         nodes[victim] = await start(world, dice)

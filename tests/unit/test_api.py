@@ -35,6 +35,7 @@ from tickwheel import (
     current_job,
 )
 from tickwheel.clock import LoopClock
+from tickwheel.job import Settlement
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.testing import run_virtual
 
@@ -694,3 +695,42 @@ async def test_what_a_block_raises_keeps_its_cause(app: App) -> None:
         async with app.worker():
             raise LookupError("mine") from cause
     assert caught.value.__cause__ is cause
+
+
+class RefusingStore(MemoryStore):
+    """Can't write the first outcome that it is given, and says so in no way that was agreed."""
+
+    refused = False
+
+    async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
+        if not self.refused:
+            self.refused = True
+            raise StoreError("the row is too big")
+        return await super().settle(settlements, now_ms=now_ms)
+
+
+def test_an_outcome_that_the_store_refuses_is_said_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        clock = LoopClock()
+        app = App(RefusingStore(clock=clock), clock=clock)
+        task = app.task(add)
+        async with app.worker(guarded=False):
+            assert await (await task.enqueue(1)).result(timeout=60) == 1
+
+    with caplog.at_level("WARNING", "tickwheel"):
+        run_virtual(story())
+    assert "the row is too big" in caplog.text
+
+
+def test_a_worker_whose_block_raised_is_not_listed_any_more() -> None:
+    async def story() -> None:
+        app = App("memory://", clock=LoopClock())
+        with pytest.raises(LookupError):
+            async with app.worker(guarded=False):
+                await asyncio.sleep(1)
+                raise LookupError("mine")
+        assert await app.workers() == []
+
+    run_virtual(story())

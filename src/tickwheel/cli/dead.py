@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tickwheel.cli.loading import ask
-from tickwheel.cli.options import Argument, Noun, Where, common, narrowing, paging, stacked
+from tickwheel.cli.options import Noun, Where, argument, common, narrowing, paging, stacked
 from tickwheel.cli.output import CONFLICT, FAILURE, OK, confirmed, say
 from tickwheel.cli.several import BATCH, Answer, emit_answers, find_ids, list_jobs, query, report
 from tickwheel.cli.views import show_dead
@@ -25,9 +25,7 @@ dead = Noun("dead", help="Look at dead jobs (dead letters), rerun them, delete t
 
 # Which jobs are meant: some by id, or all that match.
 _choosing = stacked(
-    click.argument(
-        "ids", cls=Argument, nargs=-1, metavar="[ID]...", about="The ids of dead jobs; or --all."
-    ),
+    argument("ids", metavar="[ID]...", about="The ids of dead jobs; or --all.", nargs=-1),
     click.option("--all", "all_", is_flag=True, help="All dead jobs, instead of ids."),
     click.option("--yes", "-y", is_flag=True, help="Don't ask before --all."),
     narrowing,

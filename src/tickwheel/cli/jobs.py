@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tickwheel.cli.loading import ask
-from tickwheel.cli.options import Argument, Noun, Where, common, narrowing, paging
+from tickwheel.cli.options import Noun, Where, argument, common, narrowing, paging
 from tickwheel.cli.output import CONFLICT, NOT_FOUND, OK, emit_json
 from tickwheel.cli.several import Answer, list_jobs, query, report
 from tickwheel.cli.views import job_document, show_job, show_jobs
@@ -18,13 +18,8 @@ if TYPE_CHECKING:
 
 jobs = Noun("jobs", help="Look at jobs, cancel them, run ended ones again.")
 
-_ids = click.argument(
-    "ids",
-    cls=Argument,
-    nargs=-1,
-    required=True,
-    metavar="ID...",
-    about="The ids of one or more jobs.",
+_ids = argument(
+    "ids", metavar="ID...", about="The ids of one or more jobs.", nargs=-1, required=True
 )
 
 
@@ -57,7 +52,7 @@ def list_(
 
 
 @jobs.command()
-@click.argument("id", cls=Argument, metavar="ID", about="The job's id.")
+@argument("id", metavar="ID", about="The job's id.")
 @common
 def show(id: str, where: Where, as_json: bool) -> None:
     """Show all about one job. Its arguments, its error or result, and how each run went."""

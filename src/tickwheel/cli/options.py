@@ -20,17 +20,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 # --- Kinds of commands
 
 
-class Argument(click.Argument):
+class _Argument(click.Argument):
     """An argument that says what it is: click has help for options alone before 8.5."""
 
-    def __init__(self, names: list[str], *, about: str, **settings: Any) -> None:
-        super().__init__(names, **settings)
+    def __init__(self, names: list[str], *, metavar: str, about: str, **settings: Any) -> None:
+        super().__init__(names, metavar=metavar, **settings)
+        # The usage line says how many there may be, as `[ID]...`; elsewhere it is `ID`.
+        self.title = metavar.strip("[].")
         self.about = about
 
-    @property
-    def human_readable_name(self) -> str:
-        # The usage line says how many there may be (`[ID]...`); a message says `ID`.
-        return super().human_readable_name.strip("[].")
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return repr(self.title)
 
 
 class Verb(click.Command):
@@ -38,9 +38,7 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         arguments = [
-            (each.human_readable_name, each.about)
-            for each in self.get_params(ctx)
-            if isinstance(each, Argument)
+            (each.title, each.about) for each in self.get_params(ctx) if isinstance(each, _Argument)
         ]
         if arguments:
             with formatter.section("Arguments"):
@@ -79,7 +77,28 @@ class Noun(Group):
         return super().parse_args(ctx, args)
 
 
-# --- Shared options
+# --- Arguments and options
+
+
+class _Count(click.IntRange):
+    """A number of things: at least one."""
+
+    # In "'x' is not a valid integer", where click would say "integer range".
+    name = "integer"
+
+
+COUNT = _Count(min=1)
+
+
+def argument(name: str, *, metavar: str, about: str, **settings: Any) -> Callable[[F], F]:
+    """As click.argument, with help; can decorate many commands."""
+
+    def add(command: F) -> F:
+        # Made anew each time: the first 8.1 forgets `cls` once it was used.
+        make = click.argument(name, cls=_Argument, metavar=metavar, about=about, **settings)
+        return make(command)
+
+    return add
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +159,7 @@ narrowing = stacked(
 # `limit` and `cursor`.
 paging = stacked(
     click.option(
-        "--limit",
-        metavar="N",
-        type=click.IntRange(min=1),
-        default=50,
-        help="Print at most so many jobs.",
+        "--limit", metavar="N", type=COUNT, default=50, help="Print at most so many jobs."
     ),
     click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended."),
 )

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from tickwheel.cli.loading import ask
-from tickwheel.cli.options import Argument, Noun, Where, common
+from tickwheel.cli.options import Noun, Where, argument, common
 from tickwheel.cli.output import Column, emit_json, say, show_table
 from tickwheel.job import State
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 queues = Noun("queues", help="See how many jobs stand in each queue; pause and resume.")
 
-_name = click.argument("name", cls=Argument, metavar="QUEUE", about="The queue's name.")
+_name = argument("name", metavar="QUEUE", about="The queue's name.")
 
 
 @queues.command("list")

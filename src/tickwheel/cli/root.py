@@ -45,6 +45,7 @@ class _Tree(Group):
     "tickwheel",
     cls=_Tree,
     invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": HELP, "show_default": True},
     epilog='Completion for bash: eval "$(_TICKWHEEL_COMPLETE=bash_source tickwheel)"',
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from tickwheel.cli.options import Argument, Verb
+from tickwheel.cli.options import COUNT, Verb, argument
 from tickwheel.errors import BadTime
 from tickwheel.span import span_ms
 
@@ -34,16 +34,13 @@ class Settings:
         ]
 
 
-_COUNT = click.IntRange(min=1)
-
-
 @click.command("worker", cls=Verb)
-@click.argument("target", cls=Argument, metavar="MODULE:APP", about="The app, as shop:app or shop.")
+@argument("target", metavar="MODULE:APP", about="The app, as shop:app or shop.")
 @click.option("--queues", metavar="A,B", help="Queues to serve. Default: those of the app's tasks.")
 @click.option(
     "--concurrency",
     metavar="N",
-    type=_COUNT,
+    type=COUNT,
     default=100,
     help="Jobs to run at the same time, per process.",
 )
@@ -59,7 +56,7 @@ _COUNT = click.IntRange(min=1)
 @click.option(
     "--processes",
     metavar="N",
-    type=_COUNT,
+    type=COUNT,
     default=1,
     help="Worker processes; one that dies is replaced.",
 )
