@@ -28,6 +28,10 @@ class BadConfig(UsageError):
     """A setting, a store URL or a module path that can't be used."""
 
 
+class BadSchedule(UsageError):
+    """A cron expression, an interval or a time zone that can't be used."""
+
+
 class UnknownTask(UsageError, LookupError):
     """No task of that name is registered here."""
 

@@ -698,7 +698,7 @@ def test_relative_times(ms: int, words: str) -> None:
 # --- The worker, in a process of its own
 
 SHOP = """
-import asyncio, os, threading, time
+import asyncio, os, sys, threading, time
 from pathlib import Path
 
 from tickwheel import App
@@ -726,8 +726,10 @@ async def block(seconds: float) -> None:
     time.sleep(seconds)
 
 @app.task
-async def leave() -> None:
-    raise SystemExit(2)
+async def leave(behind: bool) -> None:
+    if not behind:
+        raise SystemExit(2)
+    asyncio.get_running_loop().call_soon(sys.exit, 2)
 """
 
 
@@ -884,11 +886,22 @@ def test_a_hung_thread_does_not_hang_the_exit(
 
 
 @pytest.mark.slow
-def test_a_task_that_exits_is_no_usage_error(folder: Path, runner: asyncio.Runner) -> None:
-    enqueue(folder, runner, "leave")
+def test_a_task_that_exits_fails_alone(folder: Path, runner: asyncio.Runner) -> None:
+    id = enqueue(folder, runner, "leave", behind=False)
+    with Command(folder, "worker", "shop") as worker:
+        until(lambda: look(folder, runner, id).failures, "the failure")
+        worker.signal(signal.SIGTERM)
+        assert worker.code() == 0
+
+
+@pytest.mark.slow
+def test_what_a_task_left_behind_and_exits_is_no_usage_error(
+    folder: Path, runner: asyncio.Runner
+) -> None:
+    enqueue(folder, runner, "leave", behind=True)
     with Command(folder, "worker", "shop") as worker:
         assert worker.code() == 1
-        assert "a task called sys.exit(2)" in worker.said
+        assert "called sys.exit(2)" in worker.said
 
 
 # What the installed script does.

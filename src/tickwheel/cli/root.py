@@ -13,15 +13,7 @@ from importlib import import_module
 import click
 
 from tickwheel.cli.options import HELP, Group
-from tickwheel.cli.output import (
-    FAILURE,
-    INTERRUPTED,
-    NOT_FOUND,
-    OK,
-    STORE,
-    USAGE,
-    complain,
-)
+from tickwheel.cli.output import FAILURE, INTERRUPTED, NOT_FOUND, OK, STORE, USAGE, complain
 from tickwheel.errors import JobUnknown, StoreError, TickwheelError, UsageError
 from tickwheel.version import __version__
 
