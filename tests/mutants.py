@@ -35,7 +35,6 @@ JOB = "job.py"
 STEPS = "stores/sqlite_steps.py"
 SQLITE = "stores/sqlite.py"
 ENGINE = "tests/engine"
-SIMULATION = "tests/simulation"
 
 
 @dataclass(frozen=True)
@@ -381,6 +380,7 @@ FAULTS = [
     Fault(
         "sqlite: a failed step is kept in part", "I1", "stores/sqlite_file.py",
         '            db.execute("rollback")', '            db.execute("commit")',
+        "tests/unit/test_sqlite_file.py",
     ),
     # --- The engine, in virtual time
     Fault(
@@ -415,7 +415,7 @@ FAULTS = [
     ),
     Fault(
         "a settle that the store missed is not repeated", "I3", "worker.py",
-        "while_=lambda: self._any_lease_holds(settlements)", "while_=lambda: False", SIMULATION,
+        "while_=lambda: self._any_lease_holds(settlements)", "while_=lambda: False", ENGINE,
     ),
     Fault(
         "poison is run again", "I5", "worker.py",
@@ -443,7 +443,7 @@ FAULTS = [
     ),
     Fault(
         "failures are not counted", "retry", JOB,
-        "failures=job.failures + settlement.failed", "failures=job.failures", ENGINE,
+        "failures=job.failures + settlement.failed", "failures=job.failures",
     ),
     Fault(
         "a release counts as a failure", "I5", JOB,

@@ -27,10 +27,15 @@ class Contact:
         self._away_since_ms: int | None = None
 
     async def insist(
-        self, step: Callable[[], Awaitable[T]], *, while_: Callable[[], bool]
+        self,
+        step: Callable[[], Awaitable[T]],
+        *,
+        while_: Callable[[], bool],
+        longest_s: float = LONGEST_S,
     ) -> T | None:
         """Take a step, again and again while the store is away; None where `while_` ended first.
 
+        `longest_s` is the longest pause between two tries, and so how late that end is noticed.
         Repeating is safe: that is what the store promises of every step.
         """
         pause_s = FIRST_S
@@ -46,7 +51,7 @@ class Contact:
                 return None
             # Many nodes lose the same store: they should not all come back in one moment.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(pause_s * 2, LONGEST_S)
+            pause_s = min(pause_s * 2, longest_s)
 
     def _lost(self, error: StoreUnavailable) -> None:
         if self._away_since_ms is None:

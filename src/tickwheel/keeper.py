@@ -61,6 +61,7 @@ class Keeper:
         answers = await self._contact.insist(
             lambda: self._store.extend(jobs, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms),
             while_=lambda: any(self._holds(job) for job in jobs),
+            longest_s=self._lease_ms / PARTS / 5 / 1000,
         )
         if answers is None:
             # The store is away, and by our own clock the leases are over: others may have the jobs.

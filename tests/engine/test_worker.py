@@ -349,7 +349,9 @@ def test_a_worker_cut_off_from_the_store_stops_its_run_and_cannot_settle(
         await asyncio.sleep(1)
         cut.line.away = True
         await world.node(lease_ms=3_000)
-        await asyncio.sleep(20)
+        await asyncio.sleep(3.4)
+        assert ends == ["cut short"], "its own clock tells a worker that its lease is over"
+        await asyncio.sleep(17)
         cut.line.away = False
         await job.result()
         assert ends == ["cut short", "whole"]
@@ -382,6 +384,45 @@ def test_a_store_that_is_away_for_a_while_loses_no_job() -> None:
         assert sorted(set(ran)) == list(range(10))
         [queue] = await world.app.queues()
         assert (queue.done, queue.waiting, queue.running) == (10, 0, 0)
+
+    virtual(story)
+
+
+def test_an_outcome_outlives_a_store_that_is_away_for_less_than_a_lease() -> None:
+    async def story(world: World) -> None:
+        @world.app.task
+        async def work() -> str:
+            await asyncio.sleep(1)
+            return "done"
+
+        node = await world.node(lease_ms=10_000)
+        job = await work.enqueue()
+        await asyncio.sleep(0.5)
+        node.line.away = True
+        await asyncio.sleep(4)
+        node.line.away = False
+        assert await job.result(timeout=5) == "done"
+        assert (await job.info()).attempts == 1
+
+    virtual(story)
+
+
+def test_jobs_in_the_wheel_of_a_stopping_worker_are_handed_back_at_once() -> None:
+    async def story(world: World) -> None:
+        @world.app.task
+        async def work() -> None: ...
+
+        node = await world.node()
+        held = await work.using(delay=0.9).enqueue()
+        await asyncio.sleep(0.2)
+        assert (await held.info()).state is State.RUNNING
+        await node.stop()
+        info = await held.info()
+        assert (info.state, info.history[-1].outcome) == (State.WAITING, Outcome.RELEASE)
+        # Another one starts it on time, not a lease later.
+        await world.node()
+        await held.result()
+        assert (last := (await held.info()).history[-1]).started_ms == last.due_ms
 
     virtual(story)
 
@@ -502,6 +543,25 @@ def test_a_full_worker_leaves_the_work_to_an_idle_one() -> None:
         assert world.now_ms - start < 32_000
         by = [(await job.info()).worker for job in jobs]
         assert (by.count(busy.name), by.count(idle.name)) == (2, 4)
+
+    virtual(story)
+
+
+def test_what_finds_no_slot_in_time_goes_back_for_others() -> None:
+    async def story(world: World) -> None:
+        @world.app.task
+        async def slow() -> None:
+            await asyncio.sleep(60)
+
+        await world.node(concurrency=2)
+        # All fall due in one moment, so one worker can hold them all before any has started.
+        jobs = [await slow.using(delay=0.9).enqueue() for _ in range(30)]
+        await asyncio.sleep(0.5)
+        await world.node(concurrency=30)
+        start = world.now_ms
+        for job in jobs:
+            await job.result()
+        assert world.now_ms - start < 66_000, "they waited in the hand of a full worker"
 
     virtual(story)
 
