@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from tickwheel.clock import StoreClock
-from tickwheel.errors import BadArguments
+from tickwheel.errors import BadArguments, GiveUp, Retry, Snooze
 from tickwheel.hand import Held, Stop
 from tickwheel.job import Job, Settlement, dead, done, release
 from tickwheel.pool import ProcessPool
 from tickwheel.retry import decide
 from tickwheel.span import span_text
 from tickwheel.tasks import Definition, encode_result
+
+log = logging.getLogger("tickwheel")
 
 _current: contextvars.ContextVar[Held] = contextvars.ContextVar("tickwheel_job")
 
@@ -129,6 +132,10 @@ class Runner:
     def _raised(self, held: Held, definition: Definition, error: BaseException) -> Settlement:
         started_ms, ended_ms = held.started_ms, self._clock.now_ms()
         assert started_ms is not None
+        if not isinstance(error, (Retry, Snooze, GiveUp)):
+            # The store keeps one line; where in the user's code it was, the log tells.
+            where = error if error.__traceback__ else None
+            log.warning("job %s (%s) failed", held.job.id, held.job.task, exc_info=where)
         try:
             return decide(
                 held.job, error, definition.policy, started_ms=started_ms, ended_ms=ended_ms

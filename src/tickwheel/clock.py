@@ -102,3 +102,14 @@ class StoreClock:
 def sleep_blocking(seconds: float) -> None:
     """Sleep in a thread that is no event loop's."""
     time.sleep(seconds)
+
+
+async def first_of(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
+    """Wait for whichever comes first, and let go of the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

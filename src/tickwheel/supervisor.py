@@ -13,8 +13,9 @@ import logging
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
+from tickwheel.clock import first_of
 from tickwheel.span import span_text
 
 log = logging.getLogger("tickwheel")
@@ -104,7 +105,7 @@ class Supervisor:
                 how_it_ended(child.returncode),
                 span_text(int(pause_s * 1000)),
             )
-            await _first(self._stopping.wait(), timeout_s=pause_s)
+            await first_of(self._stopping.wait(), timeout_s=pause_s)
             pause_s = min(pause_s * 2, LONGEST_S)
 
     async def _start(self, number: int, pipe: int) -> Process | None:
@@ -124,11 +125,11 @@ class Supervisor:
     async def _ended(self, number: int, child: Process) -> None:
         """Wait for the child's end; once we stop, tell it so, and see to it that it ends."""
         ended = asyncio.ensure_future(child.wait())
-        await _first(asyncio.shield(ended), self._stopping.wait())
+        await first_of(asyncio.shield(ended), self._stopping.wait())
         if not ended.done():
             # SIGTERM for either signal: a child that is still starting ends by it without a word.
             _send(child, signal.SIGTERM)
-            await _first(asyncio.shield(ended), self._killing.wait(), timeout_s=self._patience_s)
+            await first_of(asyncio.shield(ended), self._killing.wait(), timeout_s=self._patience_s)
         if not ended.done():
             log.warning("process %d (pid %d) is killed", number, child.pid)
             self._code = self._code or 1
@@ -149,14 +150,3 @@ def how_it_ended(code: int | None) -> str:
 def _send(child: Process, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
         child.send_signal(number)
-
-
-async def _first(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
-    """Wait for whichever comes first, and let go of the others."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,7 +21,7 @@ from types import CodeType
 
 from tickwheel.attempt import Runner, timeout_ms
 from tickwheel.batch import Batcher
-from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock
+from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock, first_of
 from tickwheel.contact import Contact
 from tickwheel.errors import UnknownTask
 from tickwheel.hand import Hand, Held, Stop
@@ -244,7 +244,7 @@ class Worker:
             )
         else:
             waiting = self._moved.wait()
-        await _first(waiting, self._stopping.wait(), timeout_s=IDLE_MS / 1000)
+        await first_of(waiting, self._stopping.wait(), timeout_s=IDLE_MS / 1000)
 
     # --- Start
 
@@ -516,14 +516,3 @@ class Worker:
 async def _forever(chore: Callable[[], Awaitable[None]]) -> None:
     while True:
         await chore()
-
-
-async def _first(*waits: Awaitable[object], timeout_s: float) -> None:
-    """Wait for whichever comes first, and let go of the others."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
