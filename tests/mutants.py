@@ -35,6 +35,7 @@ JOB = "job.py"
 STEPS = "stores/sqlite_steps.py"
 SQLITE = "stores/sqlite.py"
 ENGINE = "tests/engine"
+SCHEDULES = "tests/engine/test_schedules.py"
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ FAULTS = [
     ),
     Fault(
         "fire moves the tick but not the fence", "I6", MEMORY,
-        "current, next_ms=next_ms, fence=next(self._order) + 1", "current, next_ms=next_ms",
+        "                fence=next(self._order) + 1,\n            )\n            self._wake()",
+        "            )\n            self._wake()",
     ),
     Fault(
         "the fence of a schedule starts over", "I6", MEMORY,
@@ -444,6 +446,19 @@ FAULTS = [
     Fault(
         "failures are not counted", "retry", JOB,
         "failures=job.failures + settlement.failed", "failures=job.failures",
+    ),
+    Fault(
+        "a tick's job has an id of its own on each node", "I6", "schedule.py",
+        'id = f"{schedule.name}@{_iso(tick_ms)}"',
+        'id = f"{schedule.name}@{_iso(tick_ms)}{now_ms}"', SCHEDULES,
+    ),
+    Fault(
+        "missed ticks all run", "misfire", "schedule.py",
+        "fired = missed[-wanted:] if wanted else []", "fired = missed", SCHEDULES,
+    ),
+    Fault(
+        "overlap is not looked at", "overlap", "scheduler.py",
+        "        due = await self._heed_overlap(schedule, due)\n", "", SCHEDULES,
     ),
     Fault(
         "a release counts as a failure", "I5", JOB,

@@ -10,11 +10,13 @@
 Everything that is public is importable from here.
 """
 
-from tickwheel.app import App, Call, JobHandle, JobInfo, Task
+from tickwheel.app import App, Call, JobHandle, Task
 from tickwheel.attempt import JobContext, current_job
+from tickwheel.client import JobInfo
 from tickwheel.errors import (
     BadArguments,
     BadConfig,
+    BadSchedule,
     BadTime,
     GiveUp,
     JobCancelled,
@@ -33,6 +35,7 @@ from tickwheel.errors import (
 )
 from tickwheel.job import Cancelled, Job, Outcome, Priority, Run, State
 from tickwheel.retry import RetryPolicy
+from tickwheel.schedules import ScheduleInfo
 from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
 from tickwheel.timer import Timer, TimerHandle
 from tickwheel.version import __version__
@@ -42,6 +45,7 @@ __all__ = [
     "App",
     "BadArguments",
     "BadConfig",
+    "BadSchedule",
     "BadTime",
     "Call",
     "Cancelled",
@@ -63,6 +67,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Run",
+    "ScheduleInfo",
     "Snooze",
     "State",
     "StoreError",

@@ -14,12 +14,15 @@ from functools import update_wrapper
 from pathlib import PurePath
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from tickwheel.client import Client
+from tickwheel.bridge import Bridge
+from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.errors import BadArguments, BadConfig, BadTime
-from tickwheel.job import Cancelled, Job, Priority, Run, State, new_id
+from tickwheel.job import Cancelled, Job, Priority, new_id
 from tickwheel.retry import RetryPolicy, checked_retries
-from tickwheel.span import FARTHEST_MS, Span, due_ms, moment, span_ms
+from tickwheel.schedule import Rule
+from tickwheel.schedules import Schedules, make_rule
+from tickwheel.span import FARTHEST_MS, Span, due_ms, span_ms
 from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, open_store
 from tickwheel.tasks import (
     MIB,
@@ -43,57 +46,6 @@ DEFAULT_STORE = "sqlite:///tickwheel.db"
 ID_LIMIT = 200
 # A caller that enqueues without a pause still lets others run after this many.
 CHUNK = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobInfo:
-    """A job as it stood when it was asked for; times are aware, in UTC."""
-
-    id: str
-    task: str
-    queue: str
-    priority: Priority
-    state: State
-    # The arguments as JSON text.
-    payload: str
-    due: datetime
-    created: datetime
-    # How often it was claimed, how many runs failed, how many leases ran out.
-    attempts: int
-    failures: int
-    takeovers: int
-    worker: str | None
-    # Set while it runs: until when its worker holds it, and whether it was asked to stop.
-    lease_until: datetime | None
-    asked: bool
-    ended: datetime | None
-    error: str | None
-    # What the task returned, as JSON text.
-    result: str | None
-    history: tuple[Run, ...]
-
-    @classmethod
-    def of(cls, job: Job) -> JobInfo:
-        return cls(
-            id=job.id,
-            task=job.task,
-            queue=job.queue,
-            priority=Priority(job.priority),
-            state=job.state,
-            payload=job.payload,
-            due=moment(job.due_ms),
-            created=moment(job.created_ms),
-            attempts=job.attempt,
-            failures=job.failures,
-            takeovers=job.takeovers,
-            worker=job.worker,
-            lease_until=None if job.lease_until_ms is None else moment(job.lease_until_ms),
-            asked=job.asked,
-            ended=None if job.ended_ms is None else moment(job.ended_ms),
-            error=job.error,
-            result=job.result,
-            history=job.history,
-        )
 
 
 class JobHandle(Generic[R]):
@@ -298,6 +250,9 @@ class App:
         self.dead_retention_ms = span_ms(dead_retention)
         self.payload_limit = payload_limit
         self.sync = SyncApp(self)
+        # Schedules that the code declares, by name.
+        self.declared: dict[str, Rule] = {}
+        self.schedules = Schedules(self.client, self.tasks.get, payload_limit)
         self._start_anew()
 
     # --- Tasks
@@ -352,6 +307,37 @@ class App:
             return Task(self, definition)
 
         return decorate if function is None else decorate(function)
+
+    # --- Schedules
+
+    def cron(self, expression: str, *, name: str | None = None, **options: Any) -> Decorator:
+        """Run a task at the times of a cron expression: `@app.cron("0 2 * * *", tz="Asia/Taipei")`.
+
+        Goes on a task, or on a function, which becomes one. The schedule is named as the task,
+        unless `name` is given. Options: tz, start, end, arguments, misfire ("skip", "one", "all"
+        with misfire_limit), overlap ("allow", "skip", "cancel"), spread. A parameter named `tick`
+        is given the tick's nominal time.
+        """
+        return self._scheduled(name, {"cron": expression, **options})
+
+    def every(self, interval: Span, *, name: str | None = None, **options: Any) -> Decorator:
+        """Run a task at a fixed interval: `@app.every("15m")`. Options as for `cron`."""
+        return self._scheduled(name, {"every": interval, **options})
+
+    def _scheduled(self, name: str | None, options: dict[str, Any]) -> Decorator:
+        def decorate(function: Callable[..., Any]) -> Any:
+            task: Task[..., Any, Any]
+            task = function if isinstance(function, Task) else self.task(function)
+            rule = make_rule(
+                task.definition, from_code=True, payload_limit=self.payload_limit, **options
+            )
+            known_as = checked_name("schedule", name or task.name)
+            if known_as in self.declared:
+                raise BadConfig(f"two schedules are named {known_as!r}; give one of them name=…")
+            self.declared[known_as] = rule
+            return task
+
+        return decorate
 
     # --- Jobs
 
@@ -442,7 +428,13 @@ class App:
         )
         client = await self.client()
         worker = Worker(
-            client.store, self.tasks, client.clock, self._clock, options, guarded=guarded
+            client.store,
+            self.tasks,
+            client.clock,
+            self._clock,
+            options,
+            schedules=self.declared,
+            guarded=guarded,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -497,7 +489,7 @@ class App:
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client]
         self._clients = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._bridge = _Bridge()
+        self._bridge = Bridge()
         self._pid = os.getpid()
 
     def _now_ms(self) -> int:
@@ -555,23 +547,6 @@ class SyncApp:
 
     def _call(self, work: Coroutine[Any, Any, R]) -> R:
         return self._app._run_sync(work)
-
-
-class _Bridge:
-    """An event loop in a thread of its own, started when first needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def call(self, work: Coroutine[Any, Any, R]) -> R:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=self._loop.run_forever, name="tickwheel-sync", daemon=True
-                ).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def _checked_id(id: str) -> str:

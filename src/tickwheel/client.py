@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 from tickwheel.batch import Batcher
 from tickwheel.clock import Clock, StoreClock
 from tickwheel.errors import JobCancelled, JobFailed, JobUnknown, ResultError, ResultTimeout
-from tickwheel.job import Cancelled, Job, State
+from tickwheel.job import Cancelled, Job, Priority, Run, State
+from tickwheel.span import moment
 from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo
 
 # The store's clock is asked again when the last answer is this old.
@@ -16,6 +19,57 @@ MEASURE_S = 60.0
 # A caller that waits for a result looks again after a third of the time it has waited so far, so
 # it learns of the end late by a third at most, and a long wait costs few looks.
 LOOK_FIRST_S, LOOK_LONGEST_S, LOOK_GROWTH = 0.002, 0.5, 1.33
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """A job as it stood when it was asked for; times are aware, in UTC."""
+
+    id: str
+    task: str
+    queue: str
+    priority: Priority
+    state: State
+    # The arguments as JSON text.
+    payload: str
+    due: datetime
+    created: datetime
+    # How often it was claimed, how many runs failed, how many leases ran out.
+    attempts: int
+    failures: int
+    takeovers: int
+    worker: str | None
+    # Set while it runs: until when its worker holds it, and whether it was asked to stop.
+    lease_until: datetime | None
+    asked: bool
+    ended: datetime | None
+    error: str | None
+    # What the task returned, as JSON text.
+    result: str | None
+    history: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, job: Job) -> JobInfo:
+        return cls(
+            id=job.id,
+            task=job.task,
+            queue=job.queue,
+            priority=Priority(job.priority),
+            state=job.state,
+            payload=job.payload,
+            due=moment(job.due_ms),
+            created=moment(job.created_ms),
+            attempts=job.attempt,
+            failures=job.failures,
+            takeovers=job.takeovers,
+            worker=job.worker,
+            lease_until=None if job.lease_until_ms is None else moment(job.lease_until_ms),
+            asked=job.asked,
+            ended=None if job.ended_ms is None else moment(job.ended_ms),
+            error=job.error,
+            result=job.result,
+            history=job.history,
+        )
 
 
 class Client:

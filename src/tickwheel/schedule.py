@@ -1,18 +1,195 @@
-"""A schedule as a store keeps it: a name, a rule that only the scheduler reads, the next tick."""
+"""Schedules: rules that add jobs again and again, and what to do at each tick. Pure decisions.
+
+A tick has a nominal time. Its job's id is made from the schedule's name and that time, so that
+however many nodes fire a tick, it is one job.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import deque
+from enum import StrEnum
+from typing import Protocol
+
 import msgspec
+
+from tickwheel.cron import Cron, Every
+from tickwheel.errors import BadSchedule
+from tickwheel.job import Job, Priority
+from tickwheel.span import moment
+
+# A tick that is fired this late was not missed: a restart takes a moment.
+GRACE_MS = 60_000
+# No outage makes a schedule add more jobs than this at once, whatever its own limit says.
+CATCH_UP_MOST = 10_000
+# How far back the latest missed ticks are looked for: a minute first, then ever farther.
+_LOOKS_MS = (60_000, 3_600_000, 86_400_000, 32 * 86_400_000, 3_660 * 86_400_000)
+
+
+class Misfire(StrEnum):
+    """What becomes of ticks that nobody fired in time, because all nodes were down."""
+
+    SKIP = "skip"  # nothing
+    ONE = "one"  # the latest of them runs
+    ALL = "all"  # each runs, the latest `misfire_limit` of them
+
+
+class Overlap(StrEnum):
+    """What becomes of a tick while the job of the one before has not ended."""
+
+    ALLOW = "allow"  # it runs beside it
+    SKIP = "skip"  # it is left out
+    CANCEL = "cancel"  # the old job is cancelled
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rule that adds jobs again and again."""
+    """A schedule as a store keeps it."""
 
     name: str
-    # The rule as JSON text. Opaque to stores.
+    # A Rule as JSON text. Opaque to stores.
     rule: str
     # The next tick; None once the schedule has no more.
     next_ms: int | None
     paused: bool = False
+    # The job of the last tick that was fired.
+    last_id: str | None = None
     # Moved by the store with every change; `fire` compares it.
     fence: int = 0
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a schedule ticks, and which job each tick adds."""
+
+    # One of the two.
+    cron: str | None = None
+    every_ms: int | None = None
+    tz: str = "UTC"
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    task: str
+    payload: str = "{}"
+    # The parameter that is to know the tick's nominal time, where the task has one.
+    tick_parameter: str | None = None
+    queue: str = "default"
+    priority: int = Priority.NORMAL
+
+    misfire: Misfire = Misfire.ONE
+    misfire_limit: int = 100
+    overlap: Overlap = Overlap.ALLOW
+    # Each job is due at a moment of its own within so long after its tick.
+    spread_ms: int = 0
+    # Made by a decorator: then the code is its master, and changes it at the next start.
+    from_code: bool = False
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def decode(text: str) -> Rule:
+        return msgspec.json.decode(text, type=Rule)
+
+
+class Ticks(Protocol):
+    def next_ms(self, after_ms: int) -> int | None: ...
+    def explain(self) -> str: ...
+
+
+def ticks_of(rule: Rule) -> Ticks:
+    """When the rule ticks; BadSchedule where it can't."""
+    if (rule.cron is None) == (rule.every_ms is None):
+        raise BadSchedule("a schedule has either a cron expression or an interval")
+    if rule.cron is not None:
+        return Cron.parse(rule.cron, rule.tz)
+    assert rule.every_ms is not None
+    return Every.parse(rule.every_ms / 1000, anchor_ms=rule.start_ms or 0)
+
+
+def next_tick(rule: Rule, after_ms: int) -> int | None:
+    """The first tick after a moment, within the rule's start and end."""
+    if rule.start_ms is not None:
+        after_ms = max(after_ms, rule.start_ms - 1)
+    tick_ms = ticks_of(rule).next_ms(after_ms)
+    if tick_ms is None or (rule.end_ms is not None and tick_ms > rule.end_ms):
+        return None
+    return tick_ms
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to do about a schedule now: add these jobs, and go on at that tick."""
+
+    jobs: list[Job]
+    next_ms: int | None
+    # How many ticks were left out because nobody fired them in time.
+    missed: int = 0
+
+
+def plan(schedule: Schedule, now_ms: int, ahead_ms: int) -> Plan | None:
+    """What the schedule's due ticks come to; None where none is due within `ahead_ms`.
+
+    Missed ticks follow the misfire policy. The others, late by less than the grace, all run.
+    """
+    if schedule.paused or schedule.next_ms is None or schedule.next_ms > now_ms + ahead_ms:
+        return None
+    rule = Rule.decode(schedule.rule)
+    missed = _missed(rule, schedule.next_ms, now_ms - GRACE_MS)
+    wanted = {Misfire.SKIP: 0, Misfire.ONE: 1, Misfire.ALL: rule.misfire_limit}[rule.misfire]
+    fired = missed[-wanted:] if wanted else []
+    after_ms = max(schedule.next_ms - 1, now_ms - GRACE_MS)
+    next_ms = next_tick(rule, after_ms)
+    while next_ms is not None and next_ms <= now_ms + ahead_ms and len(fired) < CATCH_UP_MOST:
+        fired.append(next_ms)
+        next_ms = next_tick(rule, next_ms)
+    jobs = [job_of(schedule, rule, tick_ms, now_ms) for tick_ms in fired]
+    return Plan(jobs, next_ms, missed=max(len(missed) - wanted, 0))
+
+
+def _missed(rule: Rule, first_ms: int, until_ms: int) -> list[int]:
+    """The latest ticks from `first_ms` on that lie before `until_ms`, at most as many as may run.
+
+    Looks from ever earlier moments: a schedule by the second that was down for a month has
+    millions of ticks, of which the last few are wanted.
+    """
+    if first_ms > until_ms:
+        return []
+    limit = min(max(rule.misfire_limit, 1), CATCH_UP_MOST)
+    found: deque[int] = deque(maxlen=limit)
+    for look_ms in _LOOKS_MS:
+        found.clear()
+        start_ms = max(first_ms - 1, until_ms - look_ms)
+        tick_ms = next_tick(rule, start_ms)
+        while tick_ms is not None and tick_ms <= until_ms:
+            found.append(tick_ms)
+            tick_ms = next_tick(rule, tick_ms)
+        if start_ms < first_ms or len(found) == limit:
+            break
+    return list(found)
+
+
+def job_of(schedule: Schedule, rule: Rule, tick_ms: int, now_ms: int) -> Job:
+    """The one job of a tick."""
+    id = f"{schedule.name}@{_iso(tick_ms)}"
+    payload = rule.payload
+    if rule.tick_parameter is not None:
+        arguments = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+        arguments[rule.tick_parameter] = msgspec.Raw(msgspec.json.encode(_iso(tick_ms)))
+        payload = msgspec.json.encode(arguments).decode()
+    return Job(
+        id=id,
+        task=rule.task,
+        payload=payload,
+        queue=rule.queue,
+        priority=rule.priority,
+        due_ms=tick_ms + _spread(id, rule.spread_ms),
+        created_ms=now_ms,
+    )
+
+
+def _spread(id: str, spread_ms: int) -> int:
+    """A moment within the spread: random from tick to tick, and the same on every node."""
+    digest = hashlib.blake2b(id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % (spread_ms + 1)
+
+
+def _iso(ms: int) -> str:
+    return moment(ms).isoformat(timespec="milliseconds" if ms % 1000 else "seconds")[:-6] + "Z"

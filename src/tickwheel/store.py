@@ -187,6 +187,7 @@ class Store(Protocol):
     async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
         """Add the jobs of one tick and move the schedule on to `next_ms`, both or neither.
 
+        The last of the jobs becomes the schedule's `last_id`; without jobs it stays as it was.
         False where the schedule was changed, fired or deleted since it was read: nothing is added
         then. Jobs whose id is taken are left out, as in `add`.
         """

@@ -154,6 +154,7 @@ class Arguments:
         self._by_keyword = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._named_rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        self.names = frozenset(self._signature.parameters)
         # With only ordinary parameters the struct binds by itself, in C.
         self._plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
         try:

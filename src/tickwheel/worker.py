@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 
@@ -28,6 +28,8 @@ from tickwheel.hand import Hand, Held, Stop
 from tickwheel.job import Outcome, Settlement, State, release
 from tickwheel.keeper import PARTS, Guard, Keeper
 from tickwheel.retry import RetryPolicy, decide
+from tickwheel.schedule import Rule
+from tickwheel.scheduler import Scheduler
 from tickwheel.store import Store, WorkerInfo
 from tickwheel.tasks import Tasks
 from tickwheel.version import __version__
@@ -83,6 +85,7 @@ class Worker:
         own_clock: Clock,
         options: WorkerOptions,
         *,
+        schedules: Mapping[str, Rule] | None = None,
         guarded: bool = True,
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -96,6 +99,7 @@ class Worker:
         self._hand = Hand()
         self._deadlines: TimingWheel[Held] = TimingWheel()
         self._contact = Contact(clock)
+        self._scheduler = Scheduler(store, tasks, clock, self._contact, schedules or {})
         self._settling: Batcher[Settlement, bool] = Batcher(self._settle_all)
         self._runner = Runner(
             clock,
@@ -108,6 +112,8 @@ class Worker:
         self._stopping = asyncio.Event()
         # Set when a slot or a place in hand has become free.
         self._moved = asyncio.Event()
+        # Set while due jobs find no slot.
+        self._crowded = asyncio.Event()
         self._ended_since_claim = 0
         self._started_ms = clock.now_ms()
 
@@ -126,6 +132,7 @@ class Worker:
         """Work until `stop` is called."""
         chores: list[Callable[[], Awaitable[None]]] = [
             self._keeper().run,
+            self._scheduler.run,
             self._heed_cancels,
             self._give_back_what_waits,
             self._stay_known,
@@ -282,6 +289,8 @@ class Worker:
             if held is None:
                 return
             self._start(held)
+        if self._hand.ready:
+            self._crowded.set()
 
     def _start(self, held: Held) -> None:
         now_ms = self._clock.now_ms()
@@ -461,6 +470,8 @@ class Worker:
             await asyncio.sleep(0.1)
 
     async def _give_back_what_waits(self) -> None:
+        await self._crowded.wait()
+        self._crowded.clear()
         await asyncio.sleep(PATIENCE_MS / 1000)
         before_ms = self._clock.now_ms() - PATIENCE_MS
         for held in self._hand.unstarted(ready_before_ms=before_ms):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime
 from typing import Any, cast
 
 from tickwheel import App
@@ -43,8 +44,8 @@ class Node:
 class World:
     """Everything shares one virtual clock, unless a node is given a wrong one."""
 
-    def __init__(self) -> None:
-        self.clock = LoopClock()
+    def __init__(self, start: datetime | None = None) -> None:
+        self.clock = LoopClock(int(start.timestamp()) * 10**9) if start else LoopClock()
         self.store = MemoryStore(clock=self.clock)
         self.app = App(self.store, clock=self.clock)
         self.nodes: list[Node] = []
@@ -66,6 +67,7 @@ class World:
             store_clock,
             own,
             WorkerOptions(**options),
+            schedules=self.app.declared,
             guarded=False,
         )
         self.nodes.append(Node(worker, line))
@@ -88,11 +90,13 @@ class World:
             await node.gone()
 
 
-def virtual(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def virtual(
+    story: Callable[[World], Coroutine[Any, Any, None]], *, start: datetime | None = None
+) -> None:
     """Run a story in a new world."""
 
     async def tell() -> None:
-        world = World()
+        world = World(start)
         try:
             await story(world)
         finally:

@@ -314,7 +314,10 @@ class MemoryStore:
             for job in jobs:
                 self._add(job)
             self._schedules[schedule.name] = msgspec.structs.replace(
-                current, next_ms=next_ms, fence=next(self._order) + 1
+                current,
+                next_ms=next_ms,
+                last_id=jobs[-1].id if jobs else current.last_id,
+                fence=next(self._order) + 1,
             )
             self._wake()
         return True

@@ -67,6 +67,7 @@ create table schedule (
     rule    text    not null,
     next_ms integer,
     paused  integer not null,
+    last_id text,
     fence   integer not null
 ) strict, without rowid;
 

@@ -302,11 +302,18 @@ _NEW_FENCE = "abs(random() / 2)"
 
 def put_schedule(db: apsw.Connection, schedule: Schedule) -> int:
     fence: int = db.execute(
-        f"""insert into schedule values (?, ?, ?, ?, {_NEW_FENCE})
+        f"""insert into schedule values (?, ?, ?, ?, ?, {_NEW_FENCE})
            on conflict do update set rule = excluded.rule, next_ms = excluded.next_ms,
-                                     paused = excluded.paused, fence = excluded.fence
+                                     paused = excluded.paused, last_id = excluded.last_id,
+                                     fence = excluded.fence
            returning fence""",
-        (schedule.name, schedule.rule, schedule.next_ms, int(schedule.paused)),
+        (
+            schedule.name,
+            schedule.rule,
+            schedule.next_ms,
+            int(schedule.paused),
+            schedule.last_id,
+        ),
     ).get
     return fence
 
@@ -318,9 +325,9 @@ def delete_schedule(db: apsw.Connection, name: str) -> bool:
 
 def fire(db: apsw.Connection, schedule: Schedule, jobs: Sequence[Job], next_ms: int | None) -> bool:
     db.execute(
-        f"""update schedule set next_ms = ?, fence = {_NEW_FENCE}
+        f"""update schedule set next_ms = ?, last_id = ifnull(?, last_id), fence = {_NEW_FENCE}
            where name = ? and fence = ?""",
-        (next_ms, schedule.name, schedule.fence),
+        (next_ms, jobs[-1].id if jobs else None, schedule.name, schedule.fence),
     )
     if not db.changes():
         return False
@@ -387,10 +394,19 @@ def asked(db: apsw.Connection, worker: str) -> list[str]:
 
 
 def schedules(db: apsw.Connection) -> list[Schedule]:
-    rows = db.execute("select name, rule, next_ms, paused, fence from schedule order by name")
+    rows = db.execute(
+        "select name, rule, next_ms, paused, last_id, fence from schedule order by name"
+    )
     return [
-        Schedule(name=name, rule=rule, next_ms=next_ms, paused=bool(paused), fence=fence)
-        for name, rule, next_ms, paused, fence in rows
+        Schedule(
+            name=name,
+            rule=rule,
+            next_ms=next_ms,
+            paused=bool(paused),
+            last_id=last_id,
+            fence=fence,
+        )
+        for name, rule, next_ms, paused, last_id, fence in rows
     ]
 
 

@@ -1,0 +1,192 @@
+"""Schedules as programs and operators handle them: made, changed, paused, run and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from tickwheel.errors import BadSchedule, UsageError
+from tickwheel.schedule import Misfire, Overlap, Rule, Schedule, job_of, next_tick, ticks_of
+from tickwheel.span import Span, due_ms, moment, span_ms
+from tickwheel.tasks import Definition, checked_name
+
+if TYPE_CHECKING:
+    from tickwheel.client import Client
+
+MisfireName = Literal["skip", "one", "all"]
+OverlapName = Literal["allow", "skip", "cancel"]
+
+# A parameter of this name is given the tick's nominal time.
+TICK = "tick"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """A schedule as it stood when it was asked for."""
+
+    name: str
+    task: str
+    rule: Rule
+    # In plain words.
+    explained: str
+    next: datetime | None
+    paused: bool
+    last_id: str | None
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> ScheduleInfo:
+        rule = Rule.decode(schedule.rule)
+        return cls(
+            name=schedule.name,
+            task=rule.task,
+            rule=rule,
+            explained=ticks_of(rule).explain(),
+            next=None if schedule.next_ms is None else moment(schedule.next_ms),
+            paused=schedule.paused,
+            last_id=schedule.last_id,
+        )
+
+    def following(self, count: int, *, after: datetime) -> list[datetime]:
+        """The next ticks after a moment."""
+        found: list[datetime] = []
+        tick_ms: int | None = int(after.timestamp() * 1000)
+        while len(found) < count and (tick_ms := next_tick(self.rule, tick_ms or 0)) is not None:
+            found.append(moment(tick_ms))
+        return found
+
+
+def make_rule(
+    definition: Definition,
+    *,
+    cron: str | None = None,
+    every: Span | None = None,
+    tz: str = "UTC",
+    start: datetime | None = None,
+    end: datetime | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    misfire: MisfireName = "one",
+    misfire_limit: int = 100,
+    overlap: OverlapName = "allow",
+    spread: Span = 0,
+    from_code: bool = False,
+    payload_limit: int,
+) -> Rule:
+    """A rule for this task, checked whole: BadSchedule or BadArguments say what is wrong."""
+    given = dict(arguments or {})
+    wants_tick = TICK in definition.arguments.names and TICK not in given
+    payload = definition.arguments.encode(
+        (), given | ({TICK: moment(0)} if wants_tick else {}), limit=payload_limit
+    )
+    rule = Rule(
+        cron=cron,
+        every_ms=None if every is None else span_ms(every),
+        tz=tz,
+        start_ms=None if start is None else due_ms(start),
+        end_ms=None if end is None else due_ms(end),
+        task=definition.name,
+        payload=payload,
+        tick_parameter=TICK if wants_tick else None,
+        queue=definition.queue,
+        priority=definition.priority,
+        misfire=_choice(Misfire, "misfire", misfire),
+        misfire_limit=_checked_limit(misfire_limit),
+        overlap=_choice(Overlap, "overlap", overlap),
+        spread_ms=span_ms(spread),
+        from_code=from_code,
+    )
+    ticks_of(rule)
+    return rule
+
+
+def _choice(kind: Any, what: str, value: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(each.value for each in kind)
+        raise BadSchedule(f"{what}={value!r}: it is one of {known}") from None
+
+
+def _checked_limit(limit: int) -> int:
+    if not isinstance(limit, int) or not 1 <= limit <= 10_000:
+        raise BadSchedule(f"misfire_limit={limit!r}: it is from 1 to 10,000")
+    return limit
+
+
+class Schedules:
+    """`app.schedules`: the schedules of the app's store, those of the code among them."""
+
+    def __init__(
+        self,
+        client: Callable[[], Coroutine[Any, Any, Client]],
+        definition: Callable[[str], Definition],
+        payload_limit: int,
+    ) -> None:
+        self._client = client
+        self._definition = definition
+        self._payload_limit = payload_limit
+
+    async def list(self) -> list[ScheduleInfo]:
+        """All schedules, by name."""
+        client = await self._client()
+        return [ScheduleInfo.of(each) for each in await client.store.schedules()]
+
+    async def put(self, name: str, task: str, **options: Any) -> ScheduleInfo:
+        """Make a schedule for a task, or change the one of that name.
+
+        Options as for `@app.cron` and `@app.every`: cron or every, tz, start, end, arguments,
+        misfire, misfire_limit, overlap, spread. Its next tick is the first one from now on.
+        """
+        definition = self._definition(task)
+        rule = make_rule(definition, payload_limit=self._payload_limit, **options)
+        client = await self._client()
+        stored = await self._find(client, name)
+        fresh = Schedule(
+            name=checked_name("schedule", name),
+            rule=rule.encode(),
+            next_ms=next_tick(rule, client.clock.now_ms()),
+            last_id=None if stored is None else stored.last_id,
+        )
+        return ScheduleInfo.of(await client.store.put_schedule(fresh))
+
+    async def pause(self, name: str) -> None:
+        """Let no tick fire until it is resumed; ticks of the meantime are not made up for."""
+        await self._change(name, paused=True)
+
+    async def resume(self, name: str) -> None:
+        """Go on with the first tick from now on."""
+        await self._change(name, paused=False)
+
+    async def _change(self, name: str, *, paused: bool) -> None:
+        client = await self._client()
+        schedule = await self._known(client, name)
+        next_ms = next_tick(Rule.decode(schedule.rule), client.clock.now_ms())
+        changed = msgspec.structs.replace(schedule, paused=paused, next_ms=next_ms)
+        await client.store.put_schedule(changed)
+
+    async def delete(self, name: str) -> bool:
+        """Forget a schedule; False where there was none. One of the code comes back at a start."""
+        return await (await self._client()).store.delete_schedule(name)
+
+    async def run(self, name: str) -> str:
+        """Add its job once, now, beside its ticks; gives the job's id."""
+        client = await self._client()
+        schedule = await self._known(client, name)
+        now_ms = client.clock.next_ms()
+        rule = msgspec.structs.replace(Rule.decode(schedule.rule), spread_ms=0)
+        job = job_of(schedule, rule, now_ms, now_ms)
+        await client.add(job)
+        return job.id
+
+    async def _known(self, client: Client, name: str) -> Schedule:
+        schedule = await self._find(client, name)
+        if schedule is None:
+            known = ", ".join(each.name for each in await client.store.schedules()) or "none"
+            raise UsageError(f"no schedule is named {name!r}; there are: {known}")
+        return schedule
+
+    async def _find(self, client: Client, name: str) -> Schedule | None:
+        return next((each for each in await client.store.schedules() if each.name == name), None)
