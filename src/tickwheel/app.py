@@ -21,7 +21,7 @@ from tickwheel.errors import BadArguments, BadConfig, BadTime
 from tickwheel.job import Cancelled, Job, Priority, new_id
 from tickwheel.retry import RetryPolicy, checked_retries
 from tickwheel.schedule import Rule
-from tickwheel.schedules import Schedules, make_rule
+from tickwheel.schedules import AppSchedules, make_rule
 from tickwheel.span import FARTHEST_MS, Span, due_ms, span_ms
 from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, open_store
 from tickwheel.tasks import (
@@ -252,7 +252,7 @@ class App:
         self.sync = SyncApp(self)
         # Schedules that the code declares, by name.
         self.declared: dict[str, Rule] = {}
-        self.schedules = Schedules(self.client, self.tasks.get, payload_limit)
+        self.schedules = AppSchedules(self.client, self.tasks.get, payload_limit)
         self._start_anew()
 
     # --- Tasks

@@ -5,36 +5,38 @@
     ...
     handle.cancel()
 
-`loop.call_later` keeps a heap: each timer costs a few comparisons in Python to add, and a cancelled
-one stays in it. Here adding and cancelling are a dict operation each, and the loop itself carries
-one timer, for whatever falls due first.
+`loop.call_later` keeps its timers in a heap, which compares them in Python, and keeps the cancelled
+ones too. Here adding and cancelling are a few dict operations, and the loop itself carries one
+timer: for whatever falls due first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
+from contextvars import copy_context
+from math import inf
 from typing import Any, Self
 
 from tickwheel.wheel import TimingWheel
 
-# A herd that falls due in one moment is run in parts, so that the loop can do other things between.
+# A herd that falls due at one moment is called in parts, so that the loop can do other things
+# between two of them.
 PART = 1_000
+# Some 30,000 years. Beyond, a float of seconds no longer tells one millisecond from the next.
+END_S = 1e12
 
 
 class TimerHandle:
     """A callback that waits for its time."""
 
-    __slots__ = ("_args", "_callback", "_timer", "when")
+    __slots__ = ("_args", "_callback", "_timer")
 
     def __init__(
-        self, timer: Timer, when: float, callback: Callable[..., object], args: tuple[Any, ...]
+        self, timer: Timer, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
-        # On the loop's clock, like `loop.time()`.
-        self.when = when
         self._timer = timer
-        # None once it was called or cancelled.
+        # None once it was called or cancelled, which also lets go of what it refers to.
         self._callback: Callable[..., object] | None = callback
         self._args = args
 
@@ -44,17 +46,25 @@ class TimerHandle:
 
 
 class Timer:
-    """Calls functions later, on the event loop it was made on. Never early."""
+    """Calls functions later, on the event loop that it was made on: never early, and at the next
+    whole millisecond of `loop.time()` where the loop is free.
 
-    def __init__(self) -> None:
+    Callbacks run in the context that the timer was made in; for another one, give
+    `context.run, callback`. Like the loop's own timers it belongs to the loop's thread.
+    """
+
+    def __init__(self, width_ms: int = 1_000) -> None:
         self._loop = asyncio.get_running_loop()
-        self._wheel: TimingWheel[TimerHandle] = TimingWheel()
-        self._herd: list[TimerHandle] = []
-        self._armed: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._armed_ms = math.inf
+        self._context = copy_context()
+        self._wheel: TimingWheel[TimerHandle] = TimingWheel(width_ms)
+        self._alarm: asyncio.TimerHandle | None = None
+        # When the alarm rings. While callbacks run it is "before all", so that none sets the alarm.
+        self._alarm_ms: float = inf
+        self._closed = False
 
     def __len__(self) -> int:
-        return len(self._wheel) + sum(each._callback is not None for each in self._herd)
+        """How many callbacks wait for their time."""
+        return len(self._wheel)
 
     def __enter__(self) -> Self:
         return self
@@ -62,67 +72,101 @@ class Timer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
-        """Call it `delay` seconds from now, or up to a few milliseconds later."""
-        # Written so that a delay which is not a number fails too.
-        if not 0 <= delay < math.inf:
-            raise ValueError(f"a delay is a number of seconds, 0 or more; this is {delay!r}")
-        return self.call_at(self._loop.time() + delay, callback, *args)
+    def call_later(
+        self, delay_s: float, callback: Callable[..., object], *args: Any
+    ) -> TimerHandle:
+        """Call it `delay_s` seconds from now."""
+        if not 0 <= delay_s < END_S:  # which NaN is not either
+            raise ValueError(f"a delay is 0 or more seconds, and finite; this is {delay_s!r}")
+        return self._add(self._loop.time() + delay_s, callback, args)
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
-        """Call it at `when` by the loop's clock; a time that has passed means now."""
-        if not callable(callback):
-            raise TypeError(f"{callback!r} can't be called")
-        if not -math.inf < when < math.inf:
-            raise ValueError(f"a time is a number on the scale of loop.time(); this is {when!r}")
-        handle = TimerHandle(self, when, callback, args)
-        due_ms = math.ceil(when * 1000)
-        self._wheel.add(handle, due_ms)
-        if due_ms < self._armed_ms:
-            self._arm(due_ms)
-        return handle
+    def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
+        """Call it at `when_s` by `loop.time()`; a time that has passed means at the next turn."""
+        if not -END_S < when_s < END_S:
+            raise ValueError(f"a time is a finite number by loop.time(); this is {when_s!r}")
+        return self._add(when_s, callback, args)
 
     def cancel(self, handle: TimerHandle) -> bool:
         """Don't call it; False where it was called or cancelled before."""
-        # The loop's timer stays as it is: waking for nothing is cheaper than arming anew.
+        if handle._timer is not self:
+            raise ValueError("this handle is of another timer")
+        if handle._callback is None:
+            return False
+        handle._callback, handle._args = None, ()
+        # The alarm stays as it is: to wake once for nothing costs less than to set it each time.
         self._wheel.remove(handle)
-        waiting = handle._callback is not None
-        handle._callback = None
-        return waiting
+        return True
 
     def close(self) -> None:
-        """Forget everything that waits."""
-        if self._armed is not None:
-            self._armed.cancel()
-        self._wheel, self._herd = TimingWheel(), []
-        self._armed, self._armed_ms = None, math.inf
+        """Forget all that waits: nothing is called from here on."""
+        self._closed = True
+        self._wheel = TimingWheel()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
-    def _arm(self, due_ms: int) -> None:
-        if self._armed is not None:
-            self._armed.cancel()
-        self._armed_ms = due_ms
-        self._armed = self._loop.call_at(due_ms / 1000, self._rang)
+    def _add(
+        self, when_s: float, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> TimerHandle:
+        if not callable(callback):
+            raise TypeError(f"a callback is something to call, not {callback!r}")
+        if self._closed:
+            raise RuntimeError("this timer is closed")
+        handle = TimerHandle(self, callback, args)
+        due_ms = _first_ms_from(when_s)
+        self._wheel.add(handle, due_ms)
+        if due_ms < self._alarm_ms:
+            self._set_alarm(due_ms)
+        return handle
 
-    def _rang(self) -> None:
-        self._armed, self._armed_ms = None, math.inf
-        self._herd += self._wheel.advance(math.floor(self._loop.time() * 1000))
-        part = self._herd[:PART]
-        del self._herd[:PART]
-        for handle in part:
-            self._call(handle)
-        if self._herd:
-            self._armed, self._armed_ms = self._loop.call_soon(self._rang), -math.inf
-        elif (next_ms := self._wheel.next_ms()) is not None and next_ms < self._armed_ms:
-            self._arm(next_ms)
+    def _set_alarm(self, due_ms: int) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_ms = due_ms
+        self._alarm = self._loop.call_at(due_ms / 1000, self._ring, context=self._context)
+
+    def _ring(self) -> None:
+        self._alarm, self._alarm_ms = None, -inf
+        now_ms = _last_ms_until(self._loop.time())
+        part = self._wheel.advance(now_ms, PART)
+        part.reverse()
+        try:
+            while part and not self._closed:
+                self._call(part.pop())
+        finally:
+            # Something is left only where a callback ended the program or closed the timer.
+            while part and not self._closed:
+                self._wheel.add(part.pop(), now_ms)
+            self._alarm_ms = inf
+            # Where more is due already, this rings at the next turn of the loop.
+            if (next_ms := self._wheel.next_ms()) is not None:
+                self._set_alarm(next_ms)
 
     def _call(self, handle: TimerHandle) -> None:
-        callback, handle._callback = handle._callback, None
+        callback, args = handle._callback, handle._args
         if callback is None:
-            return  # cancelled by one that came before it in the herd
+            return  # cancelled by one that was called before it
+        handle._callback, handle._args = None, ()
         try:
-            callback(*handle._args)
-        except Exception as error:
+            callback(*args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
             # One callback's fault must not keep the others from their time.
             self._loop.call_exception_handler(
                 {"message": f"a timer's callback failed: {callback!r}", "exception": error}
             )
+
+
+# n / 1000 * 1000 is not always n. Both of these give n for n / 1000 seconds: otherwise an alarm
+# could ring, find nothing due yet, and be set for the same moment, for ever where time is virtual.
+
+
+def _first_ms_from(seconds: float) -> int:
+    near_ms = round(seconds * 1000)
+    return near_ms if near_ms / 1000 >= seconds else near_ms + 1
+
+
+def _last_ms_until(seconds: float) -> int:
+    near_ms = round(seconds * 1000)
+    return near_ms if near_ms / 1000 <= seconds else near_ms - 1

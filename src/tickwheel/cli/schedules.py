@@ -1,0 +1,212 @@
+"""`tickwheel schedules`: what ticks when, and holding schedules back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tickwheel.cli.loading import ask
+from tickwheel.cli.options import COUNT, Noun, Where, argument, common
+from tickwheel.cli.output import (
+    NOT_FOUND,
+    OK,
+    Column,
+    absolute,
+    emit_json,
+    iso,
+    relative,
+    say,
+    show_table,
+)
+
+if TYPE_CHECKING:
+    from tickwheel.client import Client
+    from tickwheel.schedules import ScheduleInfo, Schedules
+
+T = TypeVar("T")
+
+schedules = Noun("schedules", help="See what ticks when; run, pause, resume and delete schedules.")
+
+_name = argument("name", metavar="NAME", about="The schedule's name.")
+
+
+@schedules.command("list")
+@common
+def list_(where: Where, as_json: bool) -> None:
+    """List schedules with their next ticks. `tickwheel schedules` does the same."""
+
+    async def look(client: Client) -> tuple[list[ScheduleInfo], int]:
+        return await _of(client).list(), client.clock.now_ms()
+
+    found, now_ms = ask(where, look)
+    if as_json:
+        emit_json({"schedules": [_document(each) for each in found]})
+    elif found:
+        _show(found, now_ms)
+    else:
+        say("no schedules")
+
+
+def _show(found: list[ScheduleInfo], now_ms: int) -> None:
+    show_table(
+        [
+            Column("NAME"),
+            Column("TASK"),
+            Column("TICKS", whole=False),
+            Column("ZONE"),
+            Column("NEXT THERE"),
+            Column("NEXT"),
+        ],
+        [
+            (
+                each.name,
+                each.task,
+                each.explained,
+                each.rule.tz,
+                *(("paused", "yellow") if each.paused else _next(each), _away(each, now_ms)),
+            )
+            for each in found
+        ],
+    )
+
+
+def _next(schedule: ScheduleInfo) -> str:
+    return "never" if schedule.next is None else _there(schedule.next, schedule.rule.tz)
+
+
+def _there(moment: datetime, tz: str) -> str:
+    """What a clock on the wall of the zone shows."""
+    from zoneinfo import ZoneInfo
+
+    return moment.astimezone(ZoneInfo(tz)).strftime("%a %Y-%m-%d %H:%M:%S")
+
+
+def _away(schedule: ScheduleInfo, now_ms: int) -> str:
+    if schedule.next is None or schedule.paused:
+        return ""
+    return relative(int(schedule.next.timestamp() * 1000), now_ms)
+
+
+def _document(schedule: ScheduleInfo) -> dict[str, Any]:
+    rule = schedule.rule
+    return {
+        "name": schedule.name,
+        "task": schedule.task,
+        "cron": rule.cron,
+        "every_ms": rule.every_ms,
+        "tz": rule.tz,
+        "explained": schedule.explained,
+        "next": None if schedule.next is None else iso(schedule.next),
+        "paused": schedule.paused,
+        "misfire": rule.misfire.value,
+        "overlap": rule.overlap.value,
+        "from_code": rule.from_code,
+        "last_job": schedule.last_id,
+    }
+
+
+@schedules.command("next")
+@argument("expression", metavar="EXPR", about="A cron expression, in quotes.")
+@click.option("--tz", metavar="ZONE", default="UTC", help="The time zone, as Europe/Paris.")
+@click.option("--count", metavar="N", type=COUNT, default=10, help="How many ticks.")
+@click.option("--from", "start", metavar="TIME", help="After this ISO time. Default: now.")
+@click.option(
+    "--output", "-o", type=click.Choice(["table", "json"]), default="table", help="How to print."
+)
+def next_(expression: str, tz: str, count: int, start: str | None, output: str) -> None:
+    """Print the next ticks of a cron expression, in UTC and in its zone."""
+    from tickwheel.cron import Cron
+    from tickwheel.span import moment
+
+    cron = Cron.parse(expression, tz)
+    tick_ms: int | None = _start_ms(start, cron.tz)
+    ticks: list[datetime] = []
+    while len(ticks) < count and (tick_ms := cron.next_ms(tick_ms or 0)) is not None:
+        ticks.append(moment(tick_ms))
+    if output == "json":
+        emit_json({"cron": expression, "tz": cron.tz, "ticks": [iso(tick) for tick in ticks]})
+        return
+    say(cron.explain())
+    show_table(
+        [Column("UTC"), Column(cron.tz)],
+        [(absolute(tick), _there(tick, cron.tz)) for tick in ticks],
+    )
+    if len(ticks) < count:
+        say("no more ticks")
+
+
+def _start_ms(text: str | None, tz: str) -> int:
+    from zoneinfo import ZoneInfo
+
+    from tickwheel.clock import MS_NS, SystemClock
+    from tickwheel.errors import BadTime
+
+    if text is None:
+        return SystemClock().now_ns() // MS_NS
+    try:
+        start = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadTime(f"--from {text!r}: write an ISO time, as 2026-03-29T01:00") from None
+    # Without an offset it is the time of the schedule's own zone.
+    aware = start if start.tzinfo else start.replace(tzinfo=ZoneInfo(tz))
+    return int(aware.timestamp() * 1000)
+
+
+@schedules.command()
+@_name
+@common
+def run(name: str, where: Where, as_json: bool) -> None:
+    """Add a schedule's job once, now, beside its ticks; prints the job's id."""
+    id = _step(where, lambda them: them.run(name))
+    if as_json:
+        emit_json({"name": name, "job": id})
+    else:
+        click.echo(id)
+
+
+@schedules.command()
+@_name
+@common
+def pause(name: str, where: Where, as_json: bool) -> None:
+    """Let no tick fire until it is resumed."""
+    _step(where, lambda them: them.pause(name))
+    _say(name, "paused", as_json)
+
+
+@schedules.command()
+@_name
+@common
+def resume(name: str, where: Where, as_json: bool) -> None:
+    """Go on with the first tick from now on; what was missed is not made up for."""
+    _step(where, lambda them: them.resume(name))
+    _say(name, "resumed", as_json)
+
+
+@schedules.command()
+@_name
+@common
+def delete(name: str, where: Where, as_json: bool) -> int:
+    """Forget a schedule. One that the code declares comes back when a worker starts."""
+    deleted = _step(where, lambda them: them.delete(name))
+    _say(name, "deleted" if deleted else "unknown", as_json)
+    return OK if deleted else NOT_FOUND
+
+
+def _say(name: str, what: str, as_json: bool) -> None:
+    if as_json:
+        emit_json({"name": name, "outcome": what})
+    else:
+        click.echo(f"{name}: {what}")
+
+
+def _step(where: Where, step: Callable[[Schedules], Coroutine[Any, Any, T]]) -> T:
+    return ask(where, lambda client: step(_of(client)))
+
+
+def _of(client: Client) -> Schedules:
+    from tickwheel.schedules import Schedules
+
+    return Schedules(client)
