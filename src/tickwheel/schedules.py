@@ -98,7 +98,8 @@ def make_rule(
         spread_ms=span_ms(spread),
         from_code=from_code,
     )
-    ticks_of(rule)
+    if next_tick(rule, 0) is None:
+        raise BadSchedule(f"{cron or every!r} never ticks; is there such a day, before its end?")
     return rule
 
 

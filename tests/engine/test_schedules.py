@@ -242,6 +242,7 @@ def test_a_month_of_downtime_of_a_schedule_by_the_second_is_planned_at_once() ->
         ({"cron": "* * * * *", "tz": "Mars/Olympus"}, BadSchedule, "Mars/Olympus"),
         ({"cron": "* * * * *", "every": "1h"}, BadSchedule, "either"),
         ({}, BadSchedule, "either"),
+        ({"cron": "0 0 30 2 *"}, BadSchedule, "never ticks"),
         ({"every": "1h", "misfire": "maybe"}, BadSchedule, "one of skip, one, all"),
         ({"every": "1h", "misfire_limit": 0}, BadSchedule, "from 1 to 10,000"),
         ({"every": "1h", "overlap": "no"}, BadSchedule, "one of allow, skip, cancel"),
