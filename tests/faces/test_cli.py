@@ -171,7 +171,7 @@ def test_help_says_what_arguments_are(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "words, known",
     [
-        ("", ["worker", "jobs", "dead", "queues", "schedules"]),
+        ("", ["worker", "jobs", "dead", "queues", "schedules", "workers"]),
         ("jobs ", ["list", "show", "cancel", "rerun"]),
         ("jobs list --sta", ["--state"]),
         ("jobs list --output ", ["table", "json"]),

@@ -17,7 +17,7 @@ from tickwheel.cli.output import FAILURE, INTERRUPTED, NOT_FOUND, OK, STORE, USA
 from tickwheel.errors import JobUnknown, StoreError, TickwheelError, UsageError
 from tickwheel.version import __version__
 
-COMMANDS = ("worker", "jobs", "dead", "queues", "schedules")
+COMMANDS = ("worker", "jobs", "dead", "queues", "schedules", "workers")
 
 
 class _Tree(Group):
