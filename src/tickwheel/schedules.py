@@ -118,25 +118,29 @@ def _checked_limit(limit: int) -> int:
 
 
 class Schedules:
-    """The schedules of one store, those of the code among them."""
+    """The schedules of one store, those of the code among them.
 
-    def __init__(self, client: Client) -> None:
+    `client` gives the client to ask, open: a program's may have to be opened first.
+    """
+
+    def __init__(self, client: Callable[[], Coroutine[Any, Any, Client]]) -> None:
         self._client = client
 
     async def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
-        return [ScheduleInfo.of(each) for each in await self._client.store.schedules()]
+        return [ScheduleInfo.of(each) for each in await (await self._client()).store.schedules()]
 
-    async def put(self, name: str, rule: Rule) -> ScheduleInfo:
+    async def put_rule(self, name: str, rule: Rule) -> ScheduleInfo:
         """Make a schedule, or change the one of that name. Its next tick is the first from now."""
+        client = await self._client()
         stored = await self._find(name)
         fresh = Schedule(
             name=checked_name("schedule", name),
             rule=rule.encode(),
-            next_ms=next_tick(rule, self._client.clock.now_ms()),
+            next_ms=next_tick(rule, client.clock.now_ms()),
             last_id=None if stored is None else stored.last_id,
         )
-        return ScheduleInfo.of(await self._client.store.put_schedule(fresh))
+        return ScheduleInfo.of(await client.store.put_schedule(fresh))
 
     async def pause(self, name: str) -> None:
         """Let no tick fire until it is resumed; ticks of the meantime are not made up for."""
@@ -147,38 +151,40 @@ class Schedules:
         await self._change(name, paused=False)
 
     async def _change(self, name: str, *, paused: bool) -> None:
+        client = await self._client()
         schedule = await self._known(name)
-        next_ms = next_tick(Rule.decode(schedule.rule), self._client.clock.now_ms())
+        next_ms = next_tick(Rule.decode(schedule.rule), client.clock.now_ms())
         changed = msgspec.structs.replace(schedule, paused=paused, next_ms=next_ms)
-        await self._client.store.put_schedule(changed)
+        await client.store.put_schedule(changed)
 
     async def delete(self, name: str) -> bool:
         """Forget a schedule; False where there was none. One of the code comes back at a start."""
-        return await self._client.store.delete_schedule(name)
+        return await (await self._client()).store.delete_schedule(name)
 
     async def run(self, name: str) -> str:
         """Add its job once, now, beside its ticks; gives the job's id."""
+        client = await self._client()
         schedule = await self._known(name)
-        now_ms = self._client.clock.next_ms()
+        now_ms = client.clock.next_ms()
         rule = msgspec.structs.replace(Rule.decode(schedule.rule), spread_ms=0)
         job = job_of(schedule, rule, now_ms, now_ms)
-        await self._client.add(job)
+        await client.add(job)
         return job.id
 
     async def _known(self, name: str) -> Schedule:
         schedule = await self._find(name)
         if schedule is None:
-            known = ", ".join(each.name for each in await self._client.store.schedules()) or "none"
+            known = ", ".join(each.name for each in await self.list()) or "none"
             raise UsageError(f"no schedule is named {name!r}; there are: {known}")
         return schedule
 
     async def _find(self, name: str) -> Schedule | None:
-        found = await self._client.store.schedules()
+        found = await (await self._client()).store.schedules()
         return next((each for each in found if each.name == name), None)
 
 
-class AppSchedules:
-    """`app.schedules`: the same for a program, which knows its tasks by name."""
+class AppSchedules(Schedules):
+    """`app.schedules`: for a program, which knows its tasks by name."""
 
     def __init__(
         self,
@@ -186,7 +192,7 @@ class AppSchedules:
         definition: Callable[[str], Definition],
         payload_limit: int,
     ) -> None:
-        self._client = client
+        super().__init__(client)
         self._definition = definition
         self._payload_limit = payload_limit
 
@@ -198,27 +204,4 @@ class AppSchedules:
         """
         definition = self._definition(task)
         rule = make_rule(definition, payload_limit=self._payload_limit, **options)
-        return await (await self._opened()).put(name, rule)
-
-    async def list(self) -> list[ScheduleInfo]:
-        """All schedules, by name."""
-        return await (await self._opened()).list()
-
-    async def pause(self, name: str) -> None:
-        """Let no tick fire until it is resumed; ticks of the meantime are not made up for."""
-        await (await self._opened()).pause(name)
-
-    async def resume(self, name: str) -> None:
-        """Go on with the first tick from now on."""
-        await (await self._opened()).resume(name)
-
-    async def delete(self, name: str) -> bool:
-        """Forget a schedule; False where there was none. One of the code comes back at a start."""
-        return await (await self._opened()).delete(name)
-
-    async def run(self, name: str) -> str:
-        """Add its job once, now, beside its ticks; gives the job's id."""
-        return await (await self._opened()).run(name)
-
-    async def _opened(self) -> Schedules:
-        return Schedules(await self._client())
+        return await self.put_rule(name, rule)

@@ -209,4 +209,7 @@ def _step(where: Where, step: Callable[[Schedules], Coroutine[Any, Any, T]]) -> 
 def _of(client: Client) -> Schedules:
     from tickwheel.schedules import Schedules
 
-    return Schedules(client)
+    async def opened() -> Client:
+        return client
+
+    return Schedules(opened)
