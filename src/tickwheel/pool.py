@@ -35,7 +35,6 @@ class ProcessPool:
     """Runs tasks in up to `size` child processes, started when first needed."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
         self._free: list[_Child] = []
         self._all: set[_Child] = set()
         self._slots = asyncio.Semaphore(size)
