@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 from tickwheel.bridge import Bridge
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, Clock, SystemClock
+from tickwheel.config import load
 from tickwheel.errors import BadArguments, BadConfig, BadTime
 from tickwheel.job import Cancelled, Job, Priority, new_id
 from tickwheel.retry import RetryPolicy, checked_retries
@@ -42,7 +43,6 @@ R = TypeVar("R")
 # What calling a task directly gives: its result, or for an async one the coroutine of it.
 C = TypeVar("C")
 
-DEFAULT_STORE = "sqlite:///tickwheel.db"
 ID_LIMIT = 200
 # A caller that enqueues without a pause still lets others run after this many.
 CHUNK = 1000
@@ -225,29 +225,32 @@ class App:
     """Tasks, and the store that keeps their jobs.
 
     The store is opened on first use, once per event loop; `async with app:` opens and closes it
-    explicitly.
+    explicitly. What is not given comes from the settings: `tickwheel config` shows them.
     """
 
     def __init__(
         self,
         store: str | Store | None = None,
         *,
-        retention: Span = "7d",
-        dead_retention: Span = "90d",
+        retention: Span | None = None,
+        dead_retention: Span | None = None,
         payload_limit: int = MIB,
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
+        settings = load().settings
         if store is None or isinstance(store, str):
-            self.url = store or os.environ.get("TICKWHEEL_STORE") or DEFAULT_STORE
+            self.url = store or settings.store
             self._store = open_store(self.url, clock=self._clock)
         elif isinstance(store, PurePath):
             raise BadConfig(f"a store is given by its URL: App('sqlite:///{store}')")
         else:
             self.url, self._store = "", store
         self.tasks = Tasks()
-        self.retention_ms = span_ms(retention)
-        self.dead_retention_ms = span_ms(dead_retention)
+        self.retention_ms = span_ms(settings.retention if retention is None else retention)
+        self.dead_retention_ms = span_ms(
+            settings.dead_retention if dead_retention is None else dead_retention
+        )
         self.payload_limit = payload_limit
         self.sync = SyncApp(self)
         # Schedules that the code declares, by name.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -76,6 +77,25 @@ class Durability(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     # What to change for more, where something is weak.
     fixes: tuple[str, ...] = ()
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    # Worth knowing, or weaker than it could be.
+    WARN = "warn"
+    # Jobs are late, stuck or in danger.
+    BAD = "bad"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that an operator should know, and what to do about it."""
+
+    level: Level
+    about: str
+    words: str
+    fix: str = ""
 
 
 class Store(Protocol):
@@ -222,6 +242,9 @@ class Store(Protocol):
 
     async def durability(self) -> Durability:
         """What an acknowledged add survives, read from the live store."""
+
+    async def findings(self) -> list[Finding]:
+        """What else an operator should know of this store: versions, limits, drift."""
 
 
 # Where each kind of store lives. By name, because a store's driver may not be installed.

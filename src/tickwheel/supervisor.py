@@ -13,7 +13,8 @@ import logging
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 from tickwheel.clock import first_of
 from tickwheel.span import span_text
@@ -27,14 +28,14 @@ AFTER_GRACE_S = 10.0
 # A child's exit code for "the command line or the app can't be used": trying again is no use.
 USAGE = 2
 
+# From the pipe's number to the command that starts a child.
+Command = Callable[[int], Sequence[str]]
+
 
 class Supervisor:
     """Keeps `processes` children alive until SIGTERM or SIGINT."""
 
-    def __init__(
-        self, command: Callable[[int], Sequence[str]], *, processes: int, grace_s: float
-    ) -> None:
-        # From the pipe's number to the command that starts a child.
+    def __init__(self, command: Command, *, processes: int, grace_s: float) -> None:
         self._command = command
         self._processes = processes
         self._patience_s = grace_s + AFTER_GRACE_S
@@ -48,20 +49,10 @@ class Supervisor:
         0: all stopped within their grace. 1: one had to be killed, or could not be started.
         2: a child said that it can't be used as it is. 128 + n: a second signal n killed all.
         """
-        loop = asyncio.get_running_loop()
-        for wish in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(wish, self._signalled, wish)
-        # Closed in every other process: it is not passed on unless we say so.
-        read, write = os.pipe()
-        try:
+        with on_signals(self._signalled), _pipe() as pipe:
             async with asyncio.TaskGroup() as group:
                 for number in range(1, self._processes + 1):
-                    group.create_task(self._keep(number, read))
-        finally:
-            os.close(read)
-            os.close(write)
-            for wish in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(wish)
+                    group.create_task(self._keep(number, pipe))
         log.info("all processes have ended")
         return self._code
 
@@ -110,13 +101,7 @@ class Supervisor:
 
     async def _start(self, number: int, pipe: int) -> Process | None:
         try:
-            return await asyncio.create_subprocess_exec(
-                *self._command(pipe),
-                stdin=DEVNULL,
-                pass_fds=[pipe],
-                # Ctrl-C goes to the whole group of the terminal; when to stop is for us to say.
-                process_group=0,
-            )
+            return await _started(self._command, pipe)
         except OSError as error:
             log.error("process %d can't be started: %s", number, error)
             self._give_up(1)
@@ -135,6 +120,66 @@ class Supervisor:
             self._code = self._code or 1
             _send(child, signal.SIGKILL)
         await ended
+
+
+class Child:
+    """One child process for as long as the block lasts; then it is told to stop, and is gone."""
+
+    def __init__(self, command: Command, *, patience_s: float) -> None:
+        self._command = command
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> Self:
+        self._stack = contextlib.ExitStack()
+        pipe = self._stack.enter_context(_pipe())
+        self._process = await _started(self._command, pipe)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with self._stack:
+            _send(self._process, signal.SIGTERM)
+            await first_of(self._process.wait(), timeout_s=self._patience_s)
+            _send(self._process, signal.SIGKILL)
+            await self._process.wait()
+
+    async def ended(self) -> int:
+        """Wait for its end; gives the exit code."""
+        return await self._process.wait()
+
+
+async def _started(command: Command, pipe: int) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *command(pipe),
+        stdin=DEVNULL,
+        pass_fds=[pipe],
+        # Ctrl-C goes to the whole group of the terminal; when to stop is for us to say.
+        process_group=0,
+    )
+
+
+@contextlib.contextmanager
+def on_signals(act: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT come here for as long as the block lasts."""
+    loop = asyncio.get_running_loop()
+    for wish in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(wish, act, wish)
+    try:
+        yield
+    finally:
+        for wish in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(wish)
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[int]:
+    """The end to read from; the other one closes with this process, however it ends."""
+    # Closed in every other process: it is not passed on unless we say so.
+    read, write = os.pipe()
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def how_it_ended(code: int | None) -> str:

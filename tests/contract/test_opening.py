@@ -9,7 +9,7 @@ from stores import Harness
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import State
 from tickwheel.schedule import Schedule
-from tickwheel.store import QueueInfo
+from tickwheel.store import Level, QueueInfo
 
 
 async def test_a_store_can_be_closed_twice(h: Harness) -> None:
@@ -132,3 +132,9 @@ async def test_what_is_said_to_survive_a_crash_is_there_when_the_store_is_reopen
         QueueInfo(name="held up", paused=True),
     ]
     assert await h.settle(h.done(held))
+
+
+async def test_a_healthy_store_has_nothing_bad_to_tell(h: Harness) -> None:
+    await h.add(h.job())
+    bad = [finding for finding in await h.store.findings() if finding.level is Level.BAD]
+    assert bad == []

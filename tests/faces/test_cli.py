@@ -238,7 +238,7 @@ def test_what_asks_no_store_starts_light(argv: list[str], heavy: set[str]) -> No
         (("queues", "--store", "kafka://x"), "no store for 'kafka://'"),
         (("queues", "--store", "sqlite:///a.db", "--app", "shop"), "not both"),
         (("queues", "--store", "memory://"), "lives inside the process"),
-        (("worker",), "Missing argument 'MODULE:APP'"),
+        (("worker",), "which app? Name it, as in shop:app"),
         (("worker", "shop", "--lease", "soon"), "--lease: 'soon' is not a length of time"),
         (("worker", "shop", "--queues", "a,,b"), "a queue name has"),
         (("worker", "shop", "--processes", "0"), "--processes"),

@@ -142,16 +142,21 @@ def ask(where: Where, question: Callable[[Client], Awaitable[T]]) -> T:
     """Open the store that the options name, ask it, close it. Never creates a store."""
     import asyncio
 
-    return asyncio.run(_ask(_app(where), question))
+    return asyncio.run(_ask(app_of(where), question))
 
 
-def _app(where: Where) -> App:
+def app_of(where: Where) -> App:
     if where.store is not None and where.app is not None:
         raise BadConfig("give --store or --app, not both")
     if where.app is not None:
         return load_app(where.app)
     from tickwheel.app import App
+    from tickwheel.config import load
 
+    config = load()
+    # An app that is named says which store is its own, unless a store was named as well.
+    if where.store is None and config.settings.app and not config.chosen("store"):
+        return load_app(config.settings.app)
     return App(where.store)
 
 

@@ -131,10 +131,10 @@ def _joined(command: F) -> Callable[..., Any]:
 _store = click.option(
     "--store",
     metavar="URL",
-    help="The store, as a URL. Default: TICKWHEEL_STORE, else sqlite:///tickwheel.db.",
+    help="The store, as a URL. Default: see tickwheel config.",
 )
 _app = click.option("--app", metavar="MODULE:APP", help="The app whose store it is, as shop:app.")
-_output = click.option(
+as_output = click.option(
     "--output",
     "-o",
     "as_json",
@@ -147,7 +147,7 @@ _output = click.option(
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
     """What every command but `worker` has: gives it `where: Where` and `as_json: bool`."""
-    return stacked(_store, _app, _output)(_joined(command))
+    return stacked(_store, _app, as_output)(_joined(command))
 
 
 # `queue` and `task`, each None unless given.

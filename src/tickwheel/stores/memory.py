@@ -20,7 +20,7 @@ from tickwheel.clock import Clock, SystemClock
 from tickwheel.errors import BadConfig
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.throttle import Rate, admit
 from tickwheel.wheel import TimingWheel
 
@@ -386,6 +386,9 @@ class MemoryStore:
             summary="jobs live in this process alone and end with it",
             fixes=("use sqlite:///jobs.db to keep jobs on disk",),
         )
+
+    async def findings(self) -> list[Finding]:
+        return []
 
 
 class _Waiter:

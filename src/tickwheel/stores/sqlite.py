@@ -23,7 +23,7 @@ from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
-from tickwheel.store import Durability, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores import sqlite_steps as steps
 from tickwheel.stores.sqlite_file import Lane, Pulse, connect, in_transaction, migrate
 from tickwheel.throttle import Rate
@@ -250,3 +250,6 @@ class SqliteStore:
         if self._writer is None:
             raise StoreUnavailable("the store is closed")
         return await self._writer.run(steps.durability, self._writer.db, self._path)
+
+    async def findings(self) -> list[Finding]:
+        return await self._read(steps.findings, self._path)

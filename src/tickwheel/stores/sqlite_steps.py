@@ -6,6 +6,7 @@ in one transaction. A batch goes into a statement as one JSON text and comes out
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from tickwheel import job as life
 from tickwheel.errors import BadConfig
 from tickwheel.job import ENDED, Cancelled, Job, Priority, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Durability, Finding, Level, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.throttle import Rate, admit
 
 # How many jobs one page looks at when it is filtered by something that no index knows.
 SCAN = 1000
+# Below this a disk is about to refuse jobs.
+LITTLE_ROOM = 200 * 1024**2
 
 # --- Steps: each runs inside one transaction, in the writer's thread
 
@@ -511,6 +514,21 @@ def durability(db: apsw.Connection, path: Path) -> Durability:
         f"synchronous={'FULL' if full else 'NORMAL'}, {path}" + (f" on {kind}" if kind else ""),
         fixes=tuple(fixes),
     )
+
+
+def findings(db: apsw.Connection, path: Path) -> list[Finding]:
+    """The file's size, the room that is left for it, and what its free pages take up."""
+    size = db.pragma("page_count") * db.pragma("page_size")
+    free = db.pragma("freelist_count") * db.pragma("page_size")
+    room = shutil.disk_usage(path.resolve().parent).free
+    scarce = room < max(LITTLE_ROOM, size // 10)
+    words = f"{_mib(size)}, of which {_mib(free)} are free; {_mib(room)} left on its disk"
+    fix = "make room: a full disk refuses every job" if scarce else ""
+    return [Finding(Level.BAD if scarce else Level.OK, "file", words, fix)]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 1024**2:,.1f} MiB"
 
 
 def _file_system(path: Path) -> str:

@@ -1,0 +1,129 @@
+"""The doctor's checks: what was read goes in, findings come out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tickwheel import doctor
+from tickwheel.schedule import GRACE_MS, Misfire, Overlap, Rule, Schedule
+from tickwheel.store import Durability, Finding, Level, QueueInfo, WorkerInfo
+
+NOW_MS = 1_800_000_000_000
+
+
+def worker(name: str = "w", **fields: object) -> WorkerInfo:
+    known: dict[str, object] = {
+        "name": name,
+        "host": "h",
+        "pid": 1,
+        "version": "1",
+        "queues": ("default",),
+        "concurrency": 10,
+        "started_ms": 0,
+        "seen_ms": NOW_MS,
+        "gone_after_ms": 10_000,
+    }
+    return WorkerInfo(**(known | fields))  # type: ignore[arg-type]
+
+
+def told(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(each.level, each.words) for each in findings]
+
+
+@pytest.mark.parametrize(
+    ("crash", "power", "machine", "level", "words"),
+    [
+        (
+            True,
+            True,
+            True,
+            Level.OK,
+            "a killed process and loss of power and loss of the machine (",
+        ),
+        (True, True, False, Level.OK, "and loss of power, not loss of the machine ("),
+        (True, False, False, Level.WARN, "survive a killed process, not loss of power or"),
+        (False, False, False, Level.BAD, "survive nothing, not a killed process"),
+    ],
+)
+def test_durability_in_words(
+    crash: bool, power: bool, machine: bool, level: Level, words: str
+) -> None:
+    durability = Durability(
+        process_crash=crash, power_loss=power, machine_loss=machine, summary="s", fixes=("do it",)
+    )
+    first, second = doctor.of_durability(durability)
+    assert first.level is level
+    assert words in first.words
+    assert second.fix == "do it"
+
+
+@pytest.mark.parametrize(
+    ("offset_ms", "level", "words"),
+    [(-3.2, Level.OK, "3 ms ahead of"), (1_500, Level.WARN, "1,500 ms behind")],
+)
+def test_a_clock_that_is_off(offset_ms: float, level: Level, words: str) -> None:
+    [finding] = doctor.of_clock(offset_ms)
+    assert finding.level is level
+    assert words in finding.words
+    assert bool(finding.fix) == (level is Level.WARN)
+
+
+def test_workers_none_busy_or_of_several_releases() -> None:
+    [none] = doctor.of_workers([])
+    assert none.level is Level.WARN and "tickwheel worker" in none.fix
+    found = list(
+        doctor.of_workers([worker("a", running=3), worker("b", version="2", offset_ms=5e3)])
+    )
+    assert told(found) == [
+        ("ok", "2 alive, 3 of 20 slots busy"),
+        ("warn", "b's is 5,000 ms behind the store's"),
+        ("warn", "they run different releases: 1, 2"),
+    ]
+
+
+def test_a_queue_says_why_its_jobs_will_not_run() -> None:
+    def words(queue: QueueInfo, due_ms: int | None = NOW_MS) -> list[tuple[str, str]]:
+        return told(list(doctor.of_queue(queue, [worker()], due_ms, NOW_MS)))
+
+    assert words(QueueInfo(name="default", done=9)) == []
+    assert words(QueueInfo(name="default", waiting=1)) == []
+    assert words(QueueInfo(name="default", dead=2)) == [("warn", "2 dead jobs wait for a person")]
+    paused = QueueInfo(name="default", waiting=1, paused=True)
+    assert words(paused) == [("warn", "paused, with 1 jobs waiting")]
+    assert words(QueueInfo(name="mail", waiting=1)) == [
+        ("bad", "no worker serves it, and 1 jobs wait")
+    ]
+    late_ms = NOW_MS - doctor.STUCK_MS - 60_000
+    assert words(QueueInfo(name="default", waiting=1), late_ms) == [
+        ("bad", "its first job is due since 2m")
+    ]
+
+
+def test_a_schedule_that_can_not_be_read_or_does_not_fire() -> None:
+    rule = Rule(
+        cron="0 2 * * *",
+        tz="UTC",
+        task="t",
+        payload="{}",
+        queue="q",
+        priority=1,
+        misfire=Misfire.ONE,
+        overlap=Overlap.ALLOW,
+    ).encode()
+    fine = Schedule(name="fine", rule=rule, next_ms=NOW_MS)
+    late = Schedule(name="late", rule=rule, next_ms=NOW_MS - GRACE_MS - 1)
+    paused = Schedule(name="paused", rule=rule, next_ms=0, paused=True)
+    broken = Schedule(name="broken", rule=rule.replace("0 2", "99 2"), next_ms=NOW_MS)
+    found = list(doctor.of_schedules([fine, late, paused, broken], NOW_MS))
+    assert [(each.level, each.about) for each in found] == [
+        (Level.BAD, "schedule late"),
+        (Level.BAD, "schedule broken"),
+    ]
+    assert "99" in found[1].words
+
+
+def test_time_zones_older_than_the_package() -> None:
+    assert doctor.of_zones(None, "2026.6").words == "2026.6, from the package tzdata"
+    assert doctor.of_zones(("2026a", "/z"), "2026.6").level is Level.OK
+    assert doctor.of_zones(("2025b", "/z"), "2026.6").level is Level.WARN
+    assert doctor.of_zones(("2025b", "/z"), None).level is Level.OK
