@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import update_wrapper
@@ -246,6 +246,7 @@ class App:
             raise BadConfig(f"a store is given by its URL: App('sqlite:///{store}')")
         else:
             self.url, self._store = "", store
+        self._connect: Callable[[], Client] = lambda: Client(self._store.twin(), self._clock)
         self.tasks = Tasks()
         self.retention_ms = span_ms(settings.retention if retention is None else retention)
         self.dead_retention_ms = span_ms(
@@ -479,7 +480,7 @@ class App:
             if client is None:
                 for other in [each for each in self._clients if each.is_closed()]:
                     del self._clients[other]
-                client = self._clients[loop] = Client(self._store.twin(), self._clock)
+                client = self._clients[loop] = self._connect()
         return client
 
     def _run_sync(self, work: Coroutine[Any, Any, R]) -> R:
@@ -494,6 +495,19 @@ class App:
         self._lock = threading.Lock()
         self._bridge = Bridge()
         self._pid = os.getpid()
+
+    @contextmanager
+    def _elsewhere(
+        self, clock: Clock, connect: Callable[[], Client], bridge: Callable[[Bridge], Bridge]
+    ) -> Iterator[None]:
+        """For tests: by another clock and with other clients for a while, then as before."""
+        own = self._clock, self._connect, self._clients, self._bridge
+        self._clock, self._connect, self._bridge = clock, connect, bridge(self._bridge)
+        self._clients = weakref.WeakKeyDictionary()
+        try:
+            yield
+        finally:
+            self._clock, self._connect, self._clients, self._bridge = own
 
     def _now_ms(self) -> int:
         """The store's time as far as it is known here; without an open store, our own."""

@@ -6,6 +6,7 @@ however many nodes fire a tick, it is one job.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import deque
 from enum import StrEnum
@@ -100,9 +101,13 @@ def ticks_of(rule: Rule) -> Ticks:
     if (rule.cron is None) == (rule.every_ms is None):
         raise BadSchedule("a schedule has either a cron expression or an interval")
     if rule.cron is not None:
-        return Cron.parse(rule.cron, rule.tz)
+        return _parsed(rule.cron, rule.tz)
     assert rule.every_ms is not None
     return Every.parse(rule.every_ms / 1000, anchor_ms=rule.start_ms or 0)
+
+
+# A schedule is looked at at every tick; reading its expression costs more than finding the next.
+_parsed = functools.lru_cache(1024)(Cron.parse)
 
 
 def next_tick(rule: Rule, after_ms: int) -> int | None:
