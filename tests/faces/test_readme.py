@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -50,17 +49,3 @@ def test_every_other_example_runs(block: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
 def test_every_link_leads_somewhere(path: str) -> None:
     assert path.startswith("https://") or (ROOT / path).exists()
-
-
-def test_the_demo_ends_well() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TICKWHEEL_STORE"}
-    demo = subprocess.run(
-        [sys.executable, "examples/orders.py"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert demo.returncode == 0, demo.stderr
-    assert "none lost" in demo.stdout
