@@ -24,6 +24,7 @@ from tickwheel import App, JobInfo, StoreUnavailable
 from tickwheel.cli import main
 from tickwheel.cli.loading import without_password
 from tickwheel.cli.output import clean, relative
+from tickwheel.cli.root import COMMANDS
 from tickwheel.client import Client
 from tickwheel.job import Cancelled, Job, new_id
 
@@ -171,7 +172,7 @@ def test_help_says_what_arguments_are(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "words, known",
     [
-        ("", ["worker", "jobs", "dead", "queues", "schedules", "workers"]),
+        ("", list(COMMANDS)),
         ("jobs ", ["list", "show", "cancel", "rerun"]),
         ("jobs list --sta", ["--state"]),
         ("jobs list --output ", ["table", "json"]),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 
 from tickwheel import App
 from tickwheel.cli import main
+from tickwheel.cli.simulate import clock_changes, simulate_rules
+from tickwheel.schedule import Rule
+from tickwheel.span import due_ms
 
 
 class Shell:
@@ -46,6 +51,19 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]
     app._run_sync(fill())
     yield Shell(url, capsys)
     app.sync.close()
+
+
+@pytest.fixture
+def in_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Lets this machine be in a zone."""
+
+    def be_in(tz: str) -> None:
+        monkeypatch.setenv("TZ", tz)
+        time.tzset()
+
+    yield be_in
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_schedules_are_listed_with_their_next_ticks(shell: Shell) -> None:
@@ -104,3 +122,182 @@ def test_a_wrong_expression_zone_or_time_gets_one_line(
     assert main(["schedules", "next", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1 and words in printed.err
+
+
+# --- Here and there
+
+
+def test_the_next_tick_is_shown_here_too_where_that_differs(
+    shell: Shell, in_zone: Callable[[str], None]
+) -> None:
+    in_zone("Europe/Berlin")
+    _, out, _ = shell.run("list")
+    titles, nightly, *_ = out.splitlines()
+    assert "NEXT THERE" in titles and "NEXT HERE" in titles
+    assert "02:00:00" in nightly and ("19:00:00" in nightly or "20:00:00" in nightly)
+    [found, _] = shell.json("list")["schedules"]
+    assert found["next_there"].endswith("T02:00:00.000+08:00")
+    assert shell.run("delete", "often")[0] == 0
+    in_zone("Asia/Taipei")
+    assert "NEXT HERE" not in shell.run("list")[1]
+
+
+# --- Simulating
+
+DAY = ("--from", "2027-03-28T00:00Z", "--to", "2027-03-29T00:00Z")
+
+
+def ms(text: str) -> int:
+    return due_ms(datetime.fromisoformat(text))
+
+
+def test_ticks_are_simulated_in_order_from_the_start_and_before_the_end(shell: Shell) -> None:
+    arguments = ("simulate", "--from", "2027-01-01T17:45Z", "--to", "2027-01-01T18:15Z")
+    found = shell.json(*arguments)
+    assert [(each["at"], each["schedule"], each["beside"]) for each in found["ticks"]] == [
+        ("2027-01-01T17:45:00.000Z", "often", []),
+        ("2027-01-01T18:00:00.000Z", "nightly", ["often"]),
+        ("2027-01-01T18:00:00.000Z", "often", ["nightly"]),
+    ]
+    assert found["ticks"][1]["there"] == "2027-01-02T02:00:00.000+08:00"
+    assert (found["left_out"], found["cut_at"], found["changes"]) == (0, None, [])
+    code, out, _ = shell.run(*arguments)
+    assert code == 0
+    assert "Sat 2027-01-02 02:00:00" in out and "at once with often" in out
+
+
+def test_times_without_an_offset_are_those_of_this_place(
+    shell: Shell, in_zone: Callable[[str], None]
+) -> None:
+    in_zone("Asia/Taipei")
+    [tick, *_] = shell.json("simulate", "--from", "2027-01-02T02:00", "--to", "1h")["ticks"]
+    assert (tick["schedule"], tick["at"]) == ("nightly", "2027-01-01T18:00:00.000Z")
+
+
+def test_a_paused_schedule_does_not_tick_and_that_is_said(shell: Shell) -> None:
+    shell.run("pause", "often")
+    found = shell.json("simulate", *DAY)
+    assert {each["schedule"] for each in found["ticks"]} == {"nightly"}
+    assert found["paused"] == ["often"]
+    assert "paused, so left out: often" in shell.run("simulate", *DAY)[2]
+
+
+def test_many_ticks_are_cut_counted_and_summed_up(shell: Shell) -> None:
+    code, out, err = shell.run("simulate", *DAY, "--limit", "5")
+    assert code == 0
+    assert "92 more ticks are left out (--limit 5)" in err
+    # Five ticks, 24 hours, and two lines of titles.
+    assert len(out.splitlines()) == 5 + 24 + 2
+    found = shell.json("simulate", *DAY, "--limit", "5")
+    assert (len(found["ticks"]), found["left_out"], len(found["summary"])) == (5, 92, 24)
+    assert max(part["most_at_once"] for part in found["summary"]) == 2
+
+
+def test_a_rule_that_ticks_too_often_is_not_followed_to_the_end() -> None:
+    start = ms("2027-01-01T00:00Z")
+    found = simulate_rules({"a": Rule(every_ms=1000, task="t")}, start, start + 9_000, most=5)
+    assert [tick.ms - start for tick in found.ticks] == [0, 1000, 2000, 3000, 4000]
+    assert found.cut_ms == start + 5000
+
+
+def test_a_rules_own_start_and_end_hold() -> None:
+    start = ms("2027-01-01T00:00Z")
+    rule = Rule(every_ms=1000, task="t", start_ms=start + 2500, end_ms=start + 4500)
+    found = simulate_rules({"a": rule}, start, start + 9000)
+    assert [tick.ms - start for tick in found.ticks] == [2500, 3500, 4500]
+
+
+@pytest.mark.parametrize(
+    ("tz", "day", "words"),
+    [
+        ("Europe/Paris", "2027-03-28", "clocks go forward 02:00 → 03:00"),
+        ("Europe/Paris", "2026-10-25", "clocks go back 03:00 → 02:00"),
+        ("Australia/Lord_Howe", "2026-10-04", "clocks go forward 02:00 → 02:30"),
+        (
+            "America/Havana",
+            "2026-11-01",
+            "clocks go back 01:00 → 00:00",
+        ),
+        (
+            "Pacific/Apia",
+            "2011-12-31",
+            "clocks go forward 2011-12-30 00:00 → 2011-12-31 00:00",
+        ),
+    ],
+)
+def test_clock_changes_are_told_in_the_zones_own_time(tz: str, day: str, words: str) -> None:
+    noon = ms(f"{day}T12:00Z")
+    [change] = clock_changes(tz, noon - 43_200_000, noon + 43_200_000)
+    assert change.words == words
+    assert clock_changes("UTC", noon - 43_200_000, noon + 43_200_000) == []
+    # The days around it, there, have none.
+    assert clock_changes(tz, noon + 2 * 43_200_000, noon + 3 * 43_200_000) == []
+    assert clock_changes(tz, noon - 5 * 43_200_000, noon - 4 * 43_200_000) == []
+
+
+def test_ticks_on_the_day_of_a_clock_change_are_marked_and_no_others() -> None:
+    rule = Rule(cron="30 2 * * *", tz="Europe/Paris", task="t")
+    named = Rule(cron="CRON_TZ=Europe/Paris 30 4 * * *", task="t")
+    start = ms("2027-03-27T00:00Z")
+    found = simulate_rules({"a": rule, "b": named}, start, start + 3 * 86_400_000)
+    marked = [(tick.name, tick.change is not None) for tick in found.ticks]
+    assert marked == [
+        ("a", False),
+        ("b", False),
+        ("a", True),
+        ("b", True),
+        ("a", False),
+        ("b", False),
+    ]
+    assert found.ticks[2].ms == ms("2027-03-28T01:00Z")
+    assert [change.tz for change in found.changes] == ["Europe/Paris"]
+
+
+def test_schedules_of_the_code_are_simulated_before_any_store_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop_simulated.py").write_text(
+        "from tickwheel import App\n"
+        f"app = App('sqlite:///{tmp_path}/none.db')\n"
+        "@app.every('6h')\n"
+        "async def tidy() -> None: ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = main(["schedules", "simulate", *DAY, "--app", "shop_simulated", "-o", "json"])
+    printed = capsys.readouterr()
+    assert code == 0
+    assert [each["schedule"] for each in json.loads(printed.out)["ticks"]] == ["tidy"] * 4
+    assert "only the schedules of the code" in printed.err
+    assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--from", "soon"], "ISO time"),
+        (["--to", "soon"], "or how long, as 7d"),
+        (["--to", "2020-01-01T00:00Z"], "is not after --from"),
+        (["--to", "367d"], "366d is the longest"),
+        (["--from", "9999-12-31"], "ISO time"),
+        (["--from", "0001-01-01"], "ISO time"),
+        (["--limit", "0"], "--limit"),
+    ],
+)
+def test_a_stretch_of_time_that_is_none_gets_one_line(
+    shell: Shell, arguments: list[str], words: str
+) -> None:
+    code, out, err = shell.run("simulate", *arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1 and words in err
+
+
+@pytest.mark.parametrize("command", ["", "list", "next", "simulate", "run", "resume"])
+def test_help_fits_a_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["schedules", *command.split(), "-h"]) == 0
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.splitlines()) < 80
+    assert "..." not in out.partition("\n")[2], "something was cut"

@@ -15,7 +15,7 @@ from tickwheel.config import DEFAULT, NAMES, Config, load, unknown_variables
 @click.command("config", cls=Verb)
 @as_output
 def config(as_json: bool) -> None:
-    """Show the settings in effect in this folder, and where each came from.
+    """Show the settings in effect here, and their sources.
 
     A flag beats the environment (TICKWHEEL_LEASE=30s), which beats tickwheel.toml, which beats
     [tool.tickwheel] in pyproject.toml.

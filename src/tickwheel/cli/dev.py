@@ -17,9 +17,9 @@ GRACE = "2s"
 @click.command("dev", cls=Verb)
 @running
 def dev(**flags: Any) -> int:
-    """Run an app's jobs and schedules, log each job, and start anew when the code changes.
+    """Run an app's jobs, anew whenever its code changes.
 
-    Watches the .py and .toml files of the current folder. For production use worker.
+    Logs each job. Watches the .py and .toml files of the current folder. For production use worker.
     """
     flags["grace"] = flags["grace"] or GRACE
     flags["log_level"] = flags["log_level"] or "debug"

@@ -20,7 +20,7 @@ STYLES = {"ok": "green", "warn": "yellow", "bad": "red bold"}
 @click.command("doctor", cls=Verb)
 @common
 def doctor(where: Where, as_json: bool) -> int:
-    """Say what the store guarantees now, what is wrong, and how to mend it.
+    """Say what is guaranteed, what is wrong, how to mend it.
 
     Exits with 1 where something is bad: jobs are late, stuck or in danger.
     """

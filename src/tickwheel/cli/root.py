@@ -17,7 +17,21 @@ from tickwheel.cli.output import FAILURE, INTERRUPTED, NOT_FOUND, OK, STORE, USA
 from tickwheel.errors import JobUnknown, StoreError, TickwheelError, UsageError
 from tickwheel.version import __version__
 
-COMMANDS = ("worker", "jobs", "dead", "queues", "schedules", "workers")
+COMMANDS = (
+    "dev",
+    "worker",
+    "jobs",
+    "dead",
+    "queues",
+    "schedules",
+    "workers",
+    "explain",
+    "top",
+    "doctor",
+    "config",
+    "nats",
+    "demo",
+)
 
 
 class _Tree(Group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,6 +21,7 @@ from tickwheel.cli.output import (
     say,
     show_table,
 )
+from tickwheel.cli.simulate import now_ms, simulate, time_ms, wall, zone_of
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -51,6 +52,13 @@ def list_(where: Where, as_json: bool) -> None:
 
 
 def _show(found: list[ScheduleInfo], now_ms: int) -> None:
+    from zoneinfo import ZoneInfo
+
+    zones = [zone_of(each.rule) for each in found]
+    there = [_next(each, ZoneInfo(tz)) for each, tz in zip(found, zones, strict=True)]
+    here = [_next(each, None) for each in found]
+    # Where all schedules go by the clock of this place, one of the two times says it all.
+    elsewhere = there != here
     show_table(
         [
             Column("NAME"),
@@ -58,6 +66,7 @@ def _show(found: list[ScheduleInfo], now_ms: int) -> None:
             Column("TICKS", whole=False),
             Column("ZONE"),
             Column("NEXT THERE"),
+            *([Column("NEXT HERE")] if elsewhere else []),
             Column("NEXT"),
         ],
         [
@@ -65,23 +74,18 @@ def _show(found: list[ScheduleInfo], now_ms: int) -> None:
                 each.name,
                 each.task,
                 each.explained,
-                each.rule.tz,
-                *(("paused", "yellow") if each.paused else _next(each), _away(each, now_ms)),
+                zones[i],
+                ("paused", "yellow") if each.paused else there[i],
+                *(["" if each.paused else here[i]] if elsewhere else []),
+                _away(each, now_ms),
             )
-            for each in found
+            for i, each in enumerate(found)
         ],
     )
 
 
-def _next(schedule: ScheduleInfo) -> str:
-    return "never" if schedule.next is None else _there(schedule.next, schedule.rule.tz)
-
-
-def _there(moment: datetime, tz: str) -> str:
-    """What a clock on the wall of the zone shows."""
-    from zoneinfo import ZoneInfo
-
-    return moment.astimezone(ZoneInfo(tz)).strftime("%a %Y-%m-%d %H:%M:%S")
+def _next(schedule: ScheduleInfo, zone: tzinfo | None) -> str:
+    return "never" if schedule.next is None else wall(schedule.next, zone)
 
 
 def _away(schedule: ScheduleInfo, now_ms: int) -> str:
@@ -91,15 +95,19 @@ def _away(schedule: ScheduleInfo, now_ms: int) -> str:
 
 
 def _document(schedule: ScheduleInfo) -> dict[str, Any]:
-    rule = schedule.rule
+    from zoneinfo import ZoneInfo
+
+    rule, tz = schedule.rule, zone_of(schedule.rule)
+    there = None if schedule.next is None else schedule.next.astimezone(ZoneInfo(tz))
     return {
         "name": schedule.name,
         "task": schedule.task,
         "cron": rule.cron,
         "every_ms": rule.every_ms,
-        "tz": rule.tz,
+        "tz": tz,
         "explained": schedule.explained,
         "next": None if schedule.next is None else iso(schedule.next),
+        "next_there": None if there is None else there.isoformat(timespec="milliseconds"),
         "paused": schedule.paused,
         "misfire": rule.misfire.value,
         "overlap": rule.overlap.value,
@@ -117,12 +125,15 @@ def _document(schedule: ScheduleInfo) -> dict[str, Any]:
     "--output", "-o", type=click.Choice(["table", "json"]), default="table", help="How to print."
 )
 def next_(expression: str, tz: str, count: int, start: str | None, output: str) -> None:
-    """Print the next ticks of a cron expression, in UTC and in its zone."""
+    """Print the next ticks of a cron expression. In UTC and in its zone."""
+    from zoneinfo import ZoneInfo
+
     from tickwheel.cron import Cron
     from tickwheel.span import moment
 
     cron = Cron.parse(expression, tz)
-    tick_ms: int | None = _start_ms(start, cron.tz)
+    zone = ZoneInfo(cron.tz)
+    tick_ms: int | None = now_ms() if start is None else time_ms("--from", start, zone)
     ticks: list[datetime] = []
     while len(ticks) < count and (tick_ms := cron.next_ms(tick_ms or 0)) is not None:
         ticks.append(moment(tick_ms))
@@ -132,34 +143,20 @@ def next_(expression: str, tz: str, count: int, start: str | None, output: str) 
     say(cron.explain())
     show_table(
         [Column("UTC"), Column(cron.tz)],
-        [(absolute(tick), _there(tick, cron.tz)) for tick in ticks],
+        [(absolute(tick), wall(tick, zone)) for tick in ticks],
     )
     if len(ticks) < count:
         say("no more ticks")
 
 
-def _start_ms(text: str | None, tz: str) -> int:
-    from zoneinfo import ZoneInfo
-
-    from tickwheel.clock import MS_NS, SystemClock
-    from tickwheel.errors import BadTime
-
-    if text is None:
-        return SystemClock().now_ns() // MS_NS
-    try:
-        start = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadTime(f"--from {text!r}: write an ISO time, as 2026-03-29T01:00") from None
-    # Without an offset it is the time of the schedule's own zone.
-    aware = start if start.tzinfo else start.replace(tzinfo=ZoneInfo(tz))
-    return int(aware.timestamp() * 1000)
+schedules.add_command(simulate)
 
 
 @schedules.command()
 @_name
 @common
 def run(name: str, where: Where, as_json: bool) -> None:
-    """Add a schedule's job once, now, beside its ticks; prints the job's id."""
+    """Add a schedule's job once, now, beside its ticks. Prints the job's id."""
     id = _step(where, lambda them: them.run(name))
     if as_json:
         emit_json({"name": name, "job": id})
@@ -180,7 +177,7 @@ def pause(name: str, where: Where, as_json: bool) -> None:
 @_name
 @common
 def resume(name: str, where: Where, as_json: bool) -> None:
-    """Go on with the first tick from now on; what was missed is not made up for."""
+    """Go on with the first tick from now on. What was missed is not made up for."""
     _step(where, lambda them: them.resume(name))
     _say(name, "resumed", as_json)
 
