@@ -5,7 +5,14 @@ A further store joins with one entry in `KNOWN`. No test knows which store it ru
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import functools
 import os
+import secrets
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +22,7 @@ from tickwheel import job as life
 from tickwheel.clock import SystemClock
 from tickwheel.job import Job, Outcome, Settlement, State
 from tickwheel.store import Store, open_store
+from tickwheel.stores.nats_server import Server, start
 
 START_MS = 1_800_000_000_000
 
@@ -259,10 +267,50 @@ ODD_NAMES = (
 )
 
 
+class NatsHarness(Harness):
+    """A namespace of its own on a real server, which keeps the time: here time really passes."""
+
+    lease_ms = 2_000
+    step_ms = 600
+    slack_ms = 1_000
+    # The server's schedules are late by up to a quarter of a second.
+    lag_ms = 350
+
+    def __init__(self, **options: str) -> None:
+        self.namespace = secrets.token_hex(6)
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        super().__init__(f"{nats_server().url}/{self.namespace}?{query}")
+
+    async def open(self) -> None:
+        self.store = await self._opened(open_store(self._url))
+
+    @property
+    def now(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def pass_time(self, ms: int) -> None:
+        await asyncio.sleep((ms + self.lag_ms) / 1000)
+
+
+@functools.cache
+def nats_server() -> Server:
+    """One server for all tests of this process, in a folder that goes with it."""
+    folder = tempfile.mkdtemp(prefix="tickwheel-nats-")
+    server = asyncio.run(start(folder, durability="fast"))
+
+    def end() -> None:
+        asyncio.run(server.stop())
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    return server
+
+
 # How to open each store with its data in this folder.
 KNOWN: dict[str, Callable[[Path], Harness]] = {
     "memory": lambda folder: Harness("memory://"),
     "sqlite": lambda folder: Harness(f"sqlite:///{folder}/jobs.db"),
+    "nats": lambda folder: NatsHarness(),
 }
 # The stores for which time is an argument, so that a model can play hours with them.
 TIMELESS = ("memory", "sqlite")

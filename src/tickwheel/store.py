@@ -251,6 +251,8 @@ class Store(Protocol):
 _KINDS = {
     "memory": ("tickwheel.stores.memory", "MemoryStore"),
     "sqlite": ("tickwheel.stores.sqlite", "SqliteStore"),
+    "nats": ("tickwheel.stores.nats", "NatsStore"),
+    "nats+embedded": ("tickwheel.stores.nats", "NatsStore"),
 }
 
 
@@ -262,7 +264,7 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
         raise BadConfig(
             f"no store for {scheme + '://' if scheme else url!r}: a store URL is "
             "sqlite:///jobs.db (a file in this folder), "
-            "sqlite:////var/lib/jobs.db (an absolute path) or memory://"
+            "sqlite:////var/lib/jobs.db (an absolute path), nats://host:4222 or memory://"
         )
     module, name = _KINDS[scheme]
     kind = getattr(importlib.import_module(module), name)

@@ -1,0 +1,183 @@
+"""Tokens of ready jobs: pulled by priority, waited for, and put back where too many came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tickwheel.errors import StoreError
+from tickwheel.stores import nats_steps as steps
+from tickwheel.stores.nats_jobs import Jobs
+from tickwheel.stores.nats_steps import Layout
+from tickwheel.stores.nats_stream import Stream, Token, consumer_name
+from tickwheel.stores.nats_wire import Message, Wire
+
+# Tokens that came in excess and are not claimed within this go back, for others to take.
+SPARE_S = 1.0
+
+# A queue and a priority: what one consumer of the server's hands out.
+Source = tuple[str, str]
+
+
+class Ready:
+    """What is ready in one stream, as one handle sees it."""
+
+    def __init__(self, wire: Wire, stream: Stream, layout: Layout, jobs: Jobs) -> None:
+        self._wire = wire
+        self._stream = stream
+        self._layout = layout
+        self._jobs = jobs
+        self._pulling = asyncio.Lock()
+        # Sources that had all that was asked of them at the last pull: there may be more.
+        self._plenty: set[Source] = set()
+        self._spare: list[Token] = []
+        self._returning: asyncio.Task[None] | None = None
+        # How often a queue had news, and how much of that the last claim had seen.
+        self._news: defaultdict[str, int] = defaultdict(int)
+        self._seen: dict[str, int] = {}
+        self._followed: set[str] = set()
+        self._changed = asyncio.Event()
+
+    async def close(self) -> None:
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.gather(self._returning, return_exceptions=True)
+            self._returning = None
+        await self._return_spare()
+
+    # --- Pull
+
+    async def take(self, queues: Sequence[str], limit: int) -> list[Token]:
+        """Up to `limit` tokens of these queues, by priority and then as they became ready."""
+        if limit < 1:
+            return []
+        async with self._pulling:
+            noted = {queue: self._follow(queue) for queue in queues}
+            tokens = [each for each in self._spare if each.standing.job.queue in noted]
+            self._spare = [each for each in self._spare if each.standing.job.queue not in noted]
+            await self._pull_all(list(noted), limit, tokens)
+            tokens.sort(key=_order)
+            self._keep(tokens[limit:])
+            for queue, news in noted.items():
+                if len(tokens) < limit:
+                    self._seen[queue] = news
+                else:
+                    self._seen.pop(queue, None)
+            return tokens[:limit]
+
+    async def _pull_all(self, queues: list[str], limit: int, tokens: list[Token]) -> None:
+        """Ask every source, in as few rounds as that takes without too many tokens coming.
+
+        Sources that had little the last time are all asked at once. Those that had plenty are
+        asked by priority, each for no more than is still wanted.
+        """
+        ranks = [
+            [(queue, priority) for queue in queues] for priority in (steps.LOST, *steps.PRIORITIES)
+        ]
+        rich = [[each for each in rank if each in self._plenty] for rank in ranks]
+        rich = [rank for rank in rich if rank]
+        poor = [each for rank in ranks for each in rank if each not in self._plenty]
+        await self._pull(poor + (rich[0] if rich else []), limit, tokens)
+        for rank in rich[1:]:
+            # Of the priority asked for, or above: what came from below it can wait.
+            least = int(rank[0][1])
+            have = sum(each.standing.job.priority >= least for each in tokens)
+            if have < limit:
+                await self._pull(rank, limit - have, tokens)
+
+    async def _pull(self, sources: list[Source], count: int, tokens: list[Token]) -> None:
+        answers = await asyncio.gather(
+            *(self._stream.pull(queue, priority, count) for queue, priority in sources),
+            return_exceptions=True,
+        )
+        for source, answer in zip(sources, answers, strict=True):
+            if isinstance(answer, BaseException):
+                self._plenty.discard(source)
+                continue
+            tokens += answer
+            (self._plenty.add if len(answer) == count else self._plenty.discard)(source)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                self._keep(tokens)
+                raise answer
+
+    # --- Spare tokens: delivered here, not wanted yet
+
+    def _keep(self, tokens: list[Token]) -> None:
+        self._spare += tokens
+        if self._spare and self._returning is None:
+            self._returning = asyncio.create_task(self._return_later(), name="tickwheel-spare")
+
+    async def _return_later(self) -> None:
+        try:
+            await asyncio.sleep(SPARE_S)
+            async with self._pulling:
+                await self._return_spare()
+        finally:
+            self._returning = None
+
+    async def _return_spare(self) -> None:
+        tokens, self._spare = self._spare, []
+        if tokens:
+            try:
+                await self._jobs.put_back(tokens)
+            except StoreError:
+                # The server hands them out again by itself, later.
+                return
+
+    # --- Wait
+
+    async def wait(self, queues: Sequence[str], seconds: float) -> None:
+        """Return when a claim may find something in these queues, at the latest after so long."""
+        start = {queue: self._follow(queue) for queue in queues}
+        unknown = [queue for queue in queues if queue not in self._seen]
+        if unknown and await self._any(unknown):
+            return
+        seen = {queue: self._seen.get(queue, news) for queue, news in start.items()}
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                while all(self._news[queue] <= news for queue, news in seen.items()):
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _any(self, queues: Sequence[str]) -> bool:
+        """Whether any of these queues has a token that it would hand out."""
+        names = [
+            consumer_name(queue, f"r{priority}")
+            for queue in queues
+            for priority in (steps.LOST, *steps.PRIORITIES)
+        ]
+        found = await asyncio.gather(*(self._stream.consumer(name) for name in names))
+        return any(each["num_pending"] and not each.get("paused") for each in found if each)
+
+    def told(self) -> None:
+        """The connection came back: whatever happened meanwhile, nobody told us."""
+        for queue in self._followed:
+            self._news[queue] += 1
+        self._wake()
+
+    def _follow(self, queue: str) -> int:
+        """Hear of what becomes ready in this queue; gives how often that was so far."""
+        if queue not in self._followed:
+            self._followed.add(queue)
+            subject = f"{self._layout.news}.r.{steps.token(queue)}.>"
+            self._wire.subscribe(subject, lambda _: self._hear(queue))
+        return self._news[queue]
+
+    def _hear(self, queue: str) -> None:
+        self._news[queue] += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def returned(self, message: Message) -> None:
+        """Something was delivered that nobody waits for any more: it is spare."""
+        self._keep([self._stream.token_of(message)])
+
+
+def _order(token: Token) -> tuple[int, int]:
+    return -token.standing.job.priority, token.standing.seq

@@ -1,0 +1,214 @@
+"""A job's steps as messages: where each state of a job stands in the stream, and what guards it.
+
+One message per job, which moves. Subjects, below a prefix such as `tw.default.0`:
+
+    t.s.<queue>.<id>           waiting: a schedule of the server's, due a little ahead of the job
+    t.l|m.<queue>.<id>         running: a schedule at the end of the lease
+    t.j|k.<queue>.<id>         running, and asked to stop
+    t.d|x|c.<queue>.<id>       done, dead, cancelled
+    r.<queue>.<priority>.<id>  a token: the job can be claimed; x for one whose lease ran out
+    k.<name>                   a schedule of ours: cron and intervals
+    w.<name>, b.<key>          a worker that lives; a token bucket
+
+What stands under `t` is the truth, and we alone write it. A token may also be written by the
+server, at any moment, so it is only a hint: it counts while nothing stands under `t` for its id.
+Running jobs alternate between two subjects, because a schedule that fires purges whatever stands on
+its subject by then.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import msgspec
+
+from tickwheel.job import Job, Priority, State
+from tickwheel.span import moment
+
+# Kinds of truth, by state; the first is the one that a job enters.
+WAITING, DONE, DEAD, CANCELLED = "s", "d", "x", "c"
+RUNNING, ASKED = ("l", "m"), ("j", "k")
+ENDED = {State.DONE: DONE, State.DEAD: DEAD, State.CANCELLED: CANCELLED}
+# The token of a job whose lease ran out; other tokens have their priority here.
+LOST = "x"
+PRIORITIES = tuple(str(int(priority)) for priority in sorted(Priority, reverse=True))
+
+# Long after every schedule that anybody meant.
+NEVER = "@at 2200-01-01T00:00:00Z"
+
+_UNSAFE = re.compile(r"[\s.*>%\x00-\x20\x7f]")
+
+_encode = msgspec.json.encode
+_decode = msgspec.json.Decoder(Job).decode
+
+
+def token(text: str) -> str:
+    """The text as one token of a subject."""
+    return _UNSAFE.sub(lambda found: "".join(f"%{each:02X}" for each in found[0].encode()), text)
+
+
+def untoken(text: str) -> str:
+    return unquote(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Go ahead only if the last message under a subject, which may hold wildcards, is this one."""
+
+    subject: str
+    seq: int
+
+    @property
+    def headers(self) -> str:
+        return (
+            f"Nats-Expected-Last-Subject-Sequence: {self.seq}\r\n"
+            f"Nats-Expected-Last-Subject-Sequence-Subject: {self.subject}\r\n"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One message: it is stored if its check holds, and drops a schedule as it is."""
+
+    subject: str
+    headers: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A job as it stands in the stream: under which subject, and as which message."""
+
+    job: Job
+    subject: str
+    seq: int
+
+    @property
+    def kind(self) -> str:
+        """One of the kinds of truth; empty where there is only a token."""
+        parts = self.subject.rsplit(".", 4)
+        return parts[2] if parts[1] == "t" else ""
+
+
+class Layout:
+    """The subjects of one stream."""
+
+    def __init__(self, namespace: str, shard: int, ahead_ms: int) -> None:
+        self.stream = f"TICKWHEEL-{namespace}-{shard}"
+        self.prefix = f"tw.{namespace}.{shard}"
+        # Core subjects: what became ready, and who was asked to stop. Nothing of it is stored.
+        self.news = f"tw-news.{namespace}.{shard}"
+        self.asked = f"tw-news.{namespace}.asked"
+        self._ahead_ms = ahead_ms
+
+    # --- Subjects
+
+    def truth(self, id: str) -> str:
+        """Where a job stands, whatever its state. Every check on a live job uses this very text:
+        a cluster's leader tells checks that are under way apart by their text."""
+        return f"{self.prefix}.t.*.*.{token(id)}"
+
+    def anywhere(self, id: str) -> str:
+        """A job or its token."""
+        return f"{self.prefix}.*.*.*.{token(id)}"
+
+    def ready_of(self, id: str) -> str:
+        """The token of a job."""
+        return f"{self.prefix}.r.*.*.{token(id)}"
+
+    def of_kind(self, kind: str, queue: str | None) -> str:
+        return f"{self.prefix}.t.{kind}.{'*' if queue is None else token(queue)}.*"
+
+    def ready(self, queue: str | None, priority: str) -> str:
+        return f"{self.prefix}.r.{'*' if queue is None else token(queue)}.{priority}.*"
+
+    def tokens_of(self, job: Job) -> list[str]:
+        return [self._token_of(job, kind) for kind in (str(job.priority), LOST)]
+
+    def _token_of(self, job: Job, priority: str) -> str:
+        return f"{self.prefix}.r.{token(job.queue)}.{priority}.{token(job.id)}"
+
+    # --- Checks
+
+    def nowhere(self, id: str) -> Check:
+        return Check(self.anywhere(id), 0)
+
+    def only_a_token(self, id: str) -> Check:
+        return Check(self.truth(id), 0)
+
+    def as_left(self, standing: Standing) -> Check:
+        """Nothing has moved the job since it was seen."""
+        return Check(self.truth(standing.job.id), standing.seq if standing.kind else 0)
+
+    # --- Steps
+
+    def step(
+        self, job: Job, check: Check | None, *, now_ms: int, drop: str = "", other_than: str = ""
+    ) -> Step:
+        """The message that makes the job stand as it is, and drops the schedule it stood as.
+
+        `other_than` is the kind that a running job leaves.
+        """
+        headers = check.headers if check else ""
+        if drop:
+            headers += f"Nats-Schedule-Next: purge\r\nNats-Scheduler: {drop}\r\n"
+        body = _encode(job)
+        if job.state is State.WAITING:
+            target = self._token_of(job, str(job.priority))
+            start_ms = job.due_ms - self._ahead_ms
+            if start_ms <= now_ms:
+                return Step(target, headers, body)
+            subject = self._truth_of(job, WAITING)
+            return Step(subject, headers + _schedule(start_ms, target), body)
+        if job.state is State.RUNNING:
+            assert job.lease_until_ms is not None
+            kinds = ASKED if job.asked else RUNNING
+            subject = self._truth_of(job, kinds[other_than == kinds[0]])
+            schedule = _schedule(job.lease_until_ms, self._token_of(job, LOST))
+            return Step(subject, headers + schedule, body)
+        return Step(self._truth_of(job, ENDED[job.state]), headers, body)
+
+    def step_from(self, standing: Standing, job: Job, *, now_ms: int) -> Step:
+        """The message that moves a job on from where it stands."""
+        scheduled = standing.kind and standing.kind not in ENDED.values()
+        return self.step(
+            job,
+            self.as_left(standing),
+            now_ms=now_ms,
+            drop=standing.subject if scheduled else "",
+            other_than=standing.kind,
+        )
+
+    def revive(self, standing: Standing, job: Job, *, now_ms: int) -> list[Step]:
+        """The messages that move an ended job on, for one atomic batch.
+
+        Only a schedule can be dropped by a message, so the ended job becomes one first.
+        """
+        headers = self.as_left(standing).headers
+        target = self._token_of(job, str(job.priority))
+        headers += f"Nats-Schedule: {NEVER}\r\nNats-Schedule-Target: {target}\r\n"
+        first = Step(standing.subject, headers, _encode(standing.job))
+        return [first, self.step(job, None, now_ms=now_ms, drop=standing.subject)]
+
+    def _truth_of(self, job: Job, kind: str) -> str:
+        return f"{self.prefix}.t.{kind}.{token(job.queue)}.{token(job.id)}"
+
+    def lease(self, job: Job) -> Standing:
+        """Where a job that was claimed, and not moved since, stands."""
+        return Standing(job, self._truth_of(job, RUNNING[0]), job.fence)
+
+
+def _schedule(at_ms: int, target: str) -> str:
+    at = moment(at_ms).isoformat(timespec="milliseconds")[:-6]
+    return f"Nats-Schedule: @at {at}Z\r\nNats-Schedule-Target: {target}\r\n"
+
+
+def standing(subject: str, seq: int, body: bytes) -> Standing:
+    """What a message of the stream says of its job."""
+    found = Standing(_decode(body), subject, seq)
+    if found.job.fence == 0 and found.kind in RUNNING:
+        # A claim is written before its sequence is known; that is its fence.
+        found = Standing(msgspec.structs.replace(found.job, fence=seq), subject, seq)
+    return found

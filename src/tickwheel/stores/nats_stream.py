@@ -1,0 +1,420 @@
+"""One JetStream stream: how steps are stored, jobs read, tokens pulled and consumers kept.
+
+It knows the server's API and its answers; what the steps mean is in `nats_steps`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
+from tickwheel.stores import nats_steps as steps
+from tickwheel.stores.nats_steps import Layout, Standing, Step
+from tickwheel.stores.nats_wire import Message, Wire, delivered_seq, header, publish_line, status
+
+# One atomic batch. The server takes 1,000 messages; bytes are bounded for both sides' memory.
+BATCH = 500
+BATCH_BYTES = 8 * 1024 * 1024
+# What one read may ask for, and what its answer may weigh.
+READ_MOST = 400
+READ_BYTES = 16 * 1024 * 1024
+# A job that moves while it is looked up can be missed: it is looked up again.
+LOOKS = 4
+LOOK_AGAIN_S = 0.005
+# How long a token may be on its way from delivery to claim. Not the lease, which is a schedule.
+ACK_WAIT_S = 30
+# The stream's own format; a later release may raise it.
+SCHEMA = 1
+OLDEST_SERVER = (2, 15)
+# "wrong last sequence": somebody was quicker.
+REFUSED = (10071, 10164)
+NOT_FOUND = (10037, 10059, 10014)
+
+_SAFE = re.compile(r"[A-Za-z0-9_]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A ready job as it was delivered; it counts only while nothing else stands for its id."""
+
+    standing: Standing
+    ack: str
+
+
+class Stream:
+    """A stream, by its layout, over a connection that somebody else keeps."""
+
+    def __init__(self, wire: Wire, layout: Layout, *, replicas: int) -> None:
+        self._wire = wire
+        self._layout = layout
+        self._name = layout.stream
+        self._replicas = replicas
+        self._queues: set[str] = set()
+
+    # --- The server's API
+
+    async def api(self, subject: str, wish: Any = None) -> dict[str, Any]:
+        """Ask, and give the answer, which may be an error: see `_must`."""
+        data = b"" if wish is None else msgspec.json.encode(wish)
+        answer = await self._wire.request(f"$JS.API.{subject}", data)
+        if status(answer) == 503:
+            raise StoreUnavailable(
+                "JetStream does not answer: it is off, this account has none, or it has no leader"
+            )
+        found: dict[str, Any] = msgspec.json.decode(answer.data)
+        return found
+
+    async def info(self) -> dict[str, Any]:
+        return _must(await self.api(f"STREAM.INFO.{self._name}"))
+
+    # --- Making it what we need
+
+    def config(self) -> dict[str, Any]:
+        """The stream that the steps rest on."""
+        layout = self._layout
+        return {
+            "name": self._name,
+            "subjects": [f"{layout.prefix}.>"],
+            "retention": "workqueue",
+            "storage": "file",
+            "discard": "old",
+            "max_msgs_per_subject": 1,
+            "num_replicas": self._replicas,
+            "allow_direct": True,
+            "allow_atomic": True,
+            "allow_msg_schedules": True,
+            "allow_msg_ttl": True,
+            "allow_rollup_hdrs": True,
+            "republish": {
+                "src": f"{layout.prefix}.r.>",
+                "dest": f"{layout.news}.r.>",
+                "headers_only": True,
+            },
+            "metadata": {"tickwheel-schema": str(SCHEMA)},
+        }
+
+    async def ensure(self) -> None:
+        """Create the stream or bring it up to date; refuse a server or a schema that won't do."""
+        _refuse_old(self._wire.info.get("version", "0"))
+        self._queues.clear()
+        found = await self.api(f"STREAM.INFO.{self._name}")
+        if _code(found) in NOT_FOUND:
+            _must(await self.api(f"STREAM.CREATE.{self._name}", self.config()))
+            await self._prove()
+            return
+        stored = _must(found)["config"]
+        schema = int(stored.get("metadata", {}).get("tickwheel-schema", 0))
+        if schema > SCHEMA:
+            raise StoreIncompatible(
+                f"stream {self._name} has schema {schema}, this release knows {SCHEMA}: "
+                "upgrade tickwheel"
+            )
+        if drift(self.config(), stored):
+            _must(await self.api(f"STREAM.UPDATE.{self._name}", stored | self.config()))
+        await self._prove()
+
+    async def _prove(self) -> None:
+        """See that the server does the two things that every step rests on.
+
+        Wildcards in the subject of a check; and a check, a schedule of its own and the drop of
+        another one in a single message.
+        """
+        prefix, id = self._layout.prefix, f"probe{secrets.token_hex(8)}"
+        target = f"{prefix}.p.target.q.{id}"
+        check = steps.Check(f"{prefix}.p.*.*.{id}", 0)
+        never = f"Nats-Schedule: {steps.NEVER}\r\nNats-Schedule-Target: {target}\r\n"
+        first = Step(f"{prefix}.p.a.q.{id}", check.headers + never, b"")
+        try:
+            seqs = await self.store([first])
+            refused = await self.store([first])
+            if seqs is None or refused is not None:
+                raise StoreIncompatible("this NATS server ignores wildcards in checks")
+            check = steps.Check(check.subject, seqs[0])
+            drop = f"Nats-Schedule-Next: purge\r\nNats-Scheduler: {first.subject}\r\n"
+            moved = await self.store(
+                [Step(f"{prefix}.p.b.q.{id}", check.headers + drop + never, b"")]
+            )
+            left = await self.purge(first.subject)
+            if moved is None or left:
+                raise StoreIncompatible("this NATS server can't move a schedule in one message")
+        finally:
+            await self.purge(f"{prefix}.p.*.*.{id}")
+
+    # --- Storing
+
+    async def store(self, messages: Sequence[Step]) -> list[int] | None:
+        """Store all of these or none; gives their sequences, or None where a check did not hold."""
+        for message in messages:
+            self._must_fit(message)
+        if len(messages) == 1:
+            [only] = messages
+            answer = await self._wire.request(only.subject, only.body, only.headers)
+        else:
+            batch = secrets.token_hex(11)
+            [answer] = await self._wire.exchange(lambda reply: _batch(messages, batch, reply))
+        if status(answer) == 503:
+            raise StoreUnavailable(
+                f"stream {self._name} does not answer: it has no leader, or is gone"
+            )
+        found = msgspec.json.decode(answer.data)
+        if _code(found) in REFUSED:
+            return None
+        last: int = _must(found)["seq"]
+        return list(range(last - len(messages) + 1, last + 1))
+
+    def _must_fit(self, message: Step) -> None:
+        most = self._wire.info.get("max_payload", 1 << 20)
+        size = len(message.body) + len(message.headers) + 200
+        if size > most:
+            raise UsageError(
+                f"{size:,} bytes are more than this NATS server takes ({most:,}): "
+                "raise its max_payload, or store less"
+            )
+
+    async def purge(self, subject: str, *, before_seq: int | None = None) -> int:
+        """Remove what stands under a subject, wildcards allowed; says how much that was."""
+        wish: dict[str, Any] = {"filter": subject}
+        if before_seq is not None:
+            wish["seq"] = before_seq
+        purged: int = _must(await self.api(f"STREAM.PURGE.{self._name}", wish))["purged"]
+        return purged
+
+    # --- Reading
+
+    async def read(self, ids: Iterable[str]) -> dict[str, Standing]:
+        """Jobs by id, as they stand; those that are nowhere are left out."""
+        missing = list(dict.fromkeys(ids))
+        found: dict[str, Standing] = {}
+        for look in range(LOOKS):
+            for start in range(0, len(missing), READ_MOST):
+                await self._read(missing[start : start + READ_MOST], found)
+            missing = [id for id in missing if id not in found]
+            if not missing or look == LOOKS - 1:
+                return found
+            await asyncio.sleep(LOOK_AGAIN_S * look)
+        return found
+
+    async def _read(self, ids: Sequence[str], found: dict[str, Standing]) -> None:
+        subjects = [self._layout.anywhere(id) for id in ids]
+        if self._replicas == 1:
+            messages = await self.last_of(subjects)
+        else:
+            # Any replica may answer a direct read, one that is behind as well; the leader is not.
+            answers = await asyncio.gather(
+                *(self.leader_last(self._layout.truth(id), self._layout.ready_of(id)) for id in ids)
+            )
+            messages = [message for message in answers if message is not None]
+        for subject, seq, body in messages:
+            seen = steps.standing(subject, seq, body)
+            best = found.get(seen.job.id)
+            if best is None or (bool(seen.kind), seen.seq) > (bool(best.kind), best.seq):
+                found[seen.job.id] = seen
+
+    async def leader_last(self, *subjects: str) -> tuple[str, int, bytes] | None:
+        for subject in subjects:
+            answer = await self.api(f"STREAM.MSG.GET.{self._name}", {"last_by_subj": subject})
+            if _code(answer) not in NOT_FOUND:
+                message = _must(answer)["message"]
+                body = base64.b64decode(message.get("data", ""))
+                return message["subject"], message["seq"], body
+        return None
+
+    async def last_of(self, subjects: Sequence[str]) -> list[tuple[str, int, bytes]]:
+        """The last message of each subject that matches one of these."""
+        messages, _ = await self._direct({"multi_last": subjects})
+        return messages
+
+    async def all_of(self, subject: str) -> list[tuple[str, int, bytes]]:
+        """Every message under a subject; meant for subjects that have few."""
+        found: list[tuple[str, int, bytes]] = []
+        more = True
+        while more:
+            from_seq = found[-1][1] + 1 if found else 1
+            page, more = await self.page(subject, from_seq=from_seq, limit=READ_MOST)
+            found += page
+        return found
+
+    async def page(
+        self, subject: str, *, from_seq: int, limit: int
+    ) -> tuple[list[tuple[str, int, bytes]], bool]:
+        """Up to `limit` messages under a subject, from a sequence on; and whether more follow."""
+        wish = {"seq": max(from_seq, 1), "batch": limit, "next_by_subj": subject}
+        return await self._direct(wish | {"max_bytes": READ_BYTES})
+
+    async def _direct(self, wish: dict[str, Any]) -> tuple[list[tuple[str, int, bytes]], bool]:
+        data = msgspec.json.encode(wish)
+        subject = f"$JS.API.DIRECT.GET.{self._name}"
+        *messages, last = await self._wire.exchange(
+            lambda reply: publish_line(subject, data, reply=reply), last=lambda m: status(m) != 0
+        )
+        if status(last) not in (204, 404):
+            words = last.headers[9:].partition(b"\r\n")[0].decode()
+            raise StoreUnavailable(f"stream {self._name} can't be read: {words}")
+        more = int(header(last, b"Nats-Num-Pending") or 0) > 0
+        return [
+            (header(each, b"Nats-Subject"), int(header(each, b"Nats-Sequence")), each.data)
+            for each in messages
+        ], more
+
+    # --- Tokens
+
+    async def pull(self, queue: str, priority: str, count: int) -> list[Token]:
+        """Tokens that a queue has right now. A queue that nobody used yet has none."""
+        consumer = consumer_name(queue, f"r{priority}")
+        delivered = await self._wire.pull(self._name, consumer, count)
+        return [self.token_of(message) for message in delivered]
+
+    def token_of(self, message: Message) -> Token:
+        standing = steps.standing(message.subject, delivered_seq(message), message.data)
+        return Token(standing, message.reply)
+
+    def ack(self, tokens: Sequence[Token]) -> None:
+        """Spend tokens, without waiting: one that is left over is found out at its claim."""
+        if tokens:
+            self._wire.send(b"".join(publish_line(each.ack, b"+ACK") for each in tokens))
+
+    # --- Consumers: one per queue and priority hands out tokens, dormant ones count
+
+    async def ensure_queue(self, queue: str) -> None:
+        if queue in self._queues:
+            return
+        answers = await asyncio.gather(
+            *(self._create(consumer) for consumer in self.consumers(queue))
+        )
+        for answer in answers:
+            _must(answer)
+        self._queues.add(queue)
+
+    async def _create(self, consumer: dict[str, Any]) -> dict[str, Any]:
+        subject = f"CONSUMER.CREATE.{self._name}.{consumer['name']}"
+        return await self.api(subject, {"stream_name": self._name, "config": consumer})
+
+    def consumers(self, queue: str) -> list[dict[str, Any]]:
+        layout = self._layout
+        filters = {
+            f"r{priority}": [layout.ready(queue, priority)]
+            for priority in (*steps.PRIORITIES, steps.LOST)
+        }
+        kinds = (steps.WAITING, steps.DONE, steps.DEAD, steps.CANCELLED)
+        filters |= {kind: [layout.of_kind(kind, queue)] for kind in kinds}
+        running = (*steps.RUNNING, *steps.ASKED)
+        filters[RUNNING] = [layout.of_kind(kind, queue) for kind in running]
+        return [
+            {
+                "name": consumer_name(queue, kind),
+                "durable_name": consumer_name(queue, kind),
+                "filter_subjects": subjects,
+                "ack_policy": "explicit",
+                "ack_wait": ACK_WAIT_S * 1_000_000_000,
+                "max_deliver": -1,
+                "max_ack_pending": 10_000,
+                "deliver_policy": "all",
+                "metadata": {"queue": queue, "kind": kind},
+            }
+            for kind, subjects in filters.items()
+        ]
+
+    async def list_consumers(self) -> list[dict[str, Any]]:
+        """All consumers of ours, as the server describes them."""
+        found: list[dict[str, Any]] = []
+        while True:
+            wish = {"offset": len(found)}
+            page = _must(await self.api(f"CONSUMER.LIST.{self._name}", wish))
+            found += page["consumers"] or []
+            if len(found) >= page["total"] or not page["consumers"]:
+                return [each for each in found if "queue" in each["config"].get("metadata", {})]
+
+    async def consumer(self, name: str) -> dict[str, Any] | None:
+        """One consumer as the server describes it; None where there is none of that name."""
+        answer = await self.api(f"CONSUMER.INFO.{self._name}.{name}")
+        return None if _code(answer) in NOT_FOUND else _must(answer)
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        await self.ensure_queue(queue)
+        until = {"pause_until": "2200-01-01T00:00:00Z"} if paused else {}
+        for priority in (*steps.PRIORITIES, steps.LOST):
+            name = consumer_name(queue, f"r{priority}")
+            _must(await self.api(f"CONSUMER.PAUSE.{self._name}.{name}", until))
+
+
+# The dormant consumer that counts running jobs, over all their kinds.
+RUNNING = "run"
+
+
+def consumer_name(queue: str, kind: str) -> str:
+    """A name that NATS takes; the queue's own where it can be, so that operators see it."""
+    if _SAFE.fullmatch(queue):
+        return f"{queue}-{kind}"
+    return f"={hashlib.blake2b(queue.encode(), digest_size=10).hexdigest()}-{kind}"
+
+
+def drift(wanted: dict[str, Any], stored: dict[str, Any]) -> list[str]:
+    """The settings of a stream or consumer that are not as we need them."""
+    different = [
+        key for key, value in wanted.items() if key != "metadata" and stored.get(key) != value
+    ]
+    metadata = stored.get("metadata", {})
+    changed = any(metadata.get(key) != value for key, value in wanted["metadata"].items())
+    return different + (["metadata"] if changed else [])
+
+
+def _batch(messages: Sequence[Step], batch: str, reply: str) -> bytes:
+    """An atomic batch as it goes over the wire; the last message commits it and is answered."""
+    lines = []
+    for number, message in enumerate(messages, 1):
+        headers = f"{message.headers}Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n"
+        if number < len(messages):
+            lines.append(publish_line(message.subject, message.body, headers=headers))
+        else:
+            headers += "Nats-Batch-Commit: 1\r\n"
+            lines.append(publish_line(message.subject, message.body, headers=headers, reply=reply))
+    return b"".join(lines)
+
+
+def chunks(groups: Iterable[list[Step]]) -> Iterable[list[list[Step]]]:
+    """Groups that stay together, in batches that the server takes."""
+    chunk: list[list[Step]] = []
+    count = size = 0
+    for group in groups:
+        weight = sum(len(step.body) for step in group)
+        if chunk and (count + len(group) > BATCH or size + weight > BATCH_BYTES):
+            yield chunk
+            chunk, count, size = [], 0, 0
+        chunk.append(group)
+        count += len(group)
+        size += weight
+    if chunk:
+        yield chunk
+
+
+def _code(answer: dict[str, Any]) -> int:
+    code: int = answer.get("error", {}).get("err_code", 0)
+    return code
+
+
+def _must(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer, where it is none of an error."""
+    error = answer.get("error")
+    if error is None:
+        return answer
+    words = f"NATS: {error.get('description', 'unknown error')} ({error.get('err_code', 0)})"
+    if error.get("code") in (400, 403):
+        raise StoreError(words)
+    raise StoreUnavailable(words)
+
+
+def _refuse_old(version: str) -> None:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_SERVER:
+        raise StoreIncompatible(
+            f"this NATS server is {version}; jobs need {'.'.join(map(str, OLDEST_SERVER))} or later"
+        )

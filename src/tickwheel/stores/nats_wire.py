@@ -1,0 +1,435 @@
+"""A thin NATS client: one connection, kept up, over which requests and batches go in one write.
+
+It knows the protocol and nothing of jobs. Why it is ours is in docs/adr/0012.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+import secrets
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tickwheel.clock import first_of
+from tickwheel.errors import StoreError, StoreUnavailable
+from tickwheel.version import __version__
+
+log = logging.getLogger("tickwheel")
+
+# An answer that takes longer than this is taken for lost.
+ANSWER_S = 5.0
+# A connection in the making, and one that is to come back, are waited for this long.
+CONNECT_S = 5.0
+RETURN_S = 2.0
+# The pause before the next server is tried: doubled each round, up to the longest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+# A silent connection is asked whether it lives; one that stays silent for another such span is cut.
+PING_S = 5.0
+READ_BYTES = 256 * 1024
+# More than this unsent means that the server takes nothing any more.
+UNSENT_BYTES = 64 * 1024 * 1024
+# Nodes of a cluster that are remembered.
+SERVERS = 32
+# $JS.ACK.stream.consumer.delivered.stream-seq.consumer-seq.time.pending
+ACK_TOKENS = 9
+
+_DENIED = re.compile(r"Permissions Violation for (Publish|Subscription) to \"([^\"]*)\"", re.I)
+
+
+class Denied(StoreError):
+    """The server forbids this user what the store needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Who we are: the public part goes into CONNECT, the server's nonce is signed."""
+
+    public: dict[str, str]
+    sign: Callable[[bytes], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What arrived. Headers are as they came; see `status` and `header`."""
+
+    subject: str
+    reply: str
+    headers: bytes
+    data: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """Somebody waits for an answer, or for several until one of them is the last."""
+
+    future: asyncio.Future[list[Message]]
+    last: Callable[[Message], bool]
+    sent: bytes
+    got: list[Message]
+
+
+def status(message: Message) -> int:
+    """The status of a message that is one, as 404; 0 of all others."""
+    line = message.headers[8:12]
+    return int(line) if line.strip().isdigit() else 0
+
+
+def header(message: Message, name: bytes) -> str:
+    """One header of a message; empty where it has none of that name."""
+    start = message.headers.find(b"\r\n" + name + b": ")
+    if start < 0:
+        return ""
+    start += len(name) + 4
+    return message.headers[start : message.headers.index(b"\r\n", start)].decode()
+
+
+def publish_line(subject: str, data: bytes, *, headers: str = "", reply: str = "") -> bytes:
+    """One publish as it goes over the wire; headers are `Name: value` lines, each with CRLF."""
+    if not headers:
+        return b"PUB %s %s%d\r\n%s\r\n" % (
+            subject.encode(),
+            reply.encode() + b" " if reply else b"",
+            len(data),
+            data,
+        )
+    head = f"NATS/1.0\r\n{headers}\r\n".encode()
+    return b"HPUB %s %s%d %d\r\n%s%s\r\n" % (
+        subject.encode(),
+        reply.encode() + b" " if reply else b"",
+        len(head),
+        len(head) + len(data),
+        head,
+        data,
+    )
+
+
+class Wire:
+    """One connection to a server or cluster. While it is away, calls fail with StoreUnavailable."""
+
+    def __init__(
+        self,
+        servers: Sequence[tuple[str, int]],
+        *,
+        sign: Sign | None = None,
+        tls: ssl.SSLContext | None = None,
+        name: str = "tickwheel",
+    ) -> None:
+        self._servers = list(servers)
+        self._sign = sign or Sign({})
+        self._tls = tls
+        self._name = name
+        self._inbox = f"_INBOX.{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
+        self._pending: dict[str, _Pending] = {}
+        self._subscriptions: dict[int, tuple[str, Callable[[Message], None]]] = {}
+        self._by_sid: dict[bytes, Callable[[Message], None]] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._up = asyncio.Event()
+        self._failure: StoreError | None = None
+        self.was_up = False
+        self.info: dict[str, Any] = {}
+        # Called each time that the connection has come up.
+        self.on_up: Callable[[], None] = lambda: None
+        # Called with what a stream delivered and nobody waits for any more.
+        self.on_stray: Callable[[Message], None] = lambda _: None
+        self._pulls: dict[str, _Pending] = {}
+
+    # --- Life
+
+    async def open(self) -> None:
+        """Connect; raises at once where the server refuses us, else after a few seconds."""
+        if self._running is None:
+            self.subscribe(f"{self._inbox}.*", self._answered)
+            self._running = asyncio.create_task(self._run(), name="tickwheel-nats")
+        await first_of(self._up.wait(), asyncio.shield(self._running), timeout_s=CONNECT_S)
+        if not self._up.is_set():
+            failure = self._failure or StoreUnavailable("no NATS server answers")
+            await self.close()
+            raise failure
+
+    async def close(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        self._subscriptions.clear()
+        self._by_sid.clear()
+        self._drop("the store is closed")
+
+    # --- Talking
+
+    def send(self, data: bytes) -> None:
+        """Send without waiting; raises where the connection is away."""
+        if self._writer is None or not self._up.is_set():
+            raise StoreUnavailable("the connection to NATS is away")
+        if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
+            raise StoreUnavailable("the NATS server takes nothing any more")
+        self._writer.write(data)
+
+    async def request(self, subject: str, data: bytes = b"", headers: str = "") -> Message:
+        """Send one message and wait for the one answer."""
+        [answer] = await self.exchange(
+            lambda reply: publish_line(subject, data, headers=headers, reply=reply)
+        )
+        return answer
+
+    async def exchange(
+        self,
+        line: Callable[[str], bytes],
+        *,
+        last: Callable[[Message], bool] = lambda _: True,
+        got: list[Message] | None = None,
+        pull: str = "",
+    ) -> list[Message]:
+        """Send what `line` makes of a reply subject; gives the answers up to the last one.
+
+        They gather in `got`. With `pull` what that consumer delivers is part of the answer.
+        """
+        await self._returned()
+        token = str(next(self._numbers))
+        sent = line(f"{self._inbox}.{token}")
+        future: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
+        pending = _Pending(future, last, sent, [] if got is None else got)
+        self._pending[token] = pending
+        if pull:
+            self._pulls[pull] = pending
+        try:
+            self.send(sent)
+            async with asyncio.timeout(ANSWER_S):
+                return await future
+        except TimeoutError:
+            raise StoreUnavailable(f"NATS gave no answer within {ANSWER_S:g} s") from None
+        finally:
+            del self._pending[token]
+            if pull:
+                del self._pulls[pull]
+
+    async def pull(self, stream: str, consumer: str, count: int) -> list[Message]:
+        """What a consumer has right now, up to `count`; one pull of a consumer at a time."""
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        wish = b'{"batch":%d,"no_wait":true}' % count
+        got: list[Message] = []
+
+        def last(message: Message) -> bool:
+            return len(got) == count or not message.reply
+
+        try:
+            await self.exchange(
+                lambda reply: publish_line(subject, wish, reply=reply),
+                last=last,
+                got=got,
+                pull=consumer,
+            )
+        except StoreUnavailable:
+            for message in got:
+                self.on_stray(message)
+            raise
+        return [message for message in got if message.reply]
+
+    def subscribe(self, subject: str, handle: Callable[[Message], None]) -> None:
+        """Hand every message on this subject to `handle`, also after the connection came back."""
+        sid = next(self._numbers)
+        self._subscriptions[sid] = (subject, handle)
+        self._by_sid[str(sid).encode()] = handle
+        with contextlib.suppress(StoreUnavailable):  # it is sent when the connection is up
+            self.send(f"SUB {subject} {sid}\r\n".encode())
+
+    async def _returned(self) -> None:
+        """Wait a moment for a connection that is away."""
+        if self._running is None:
+            raise StoreUnavailable("the store is closed")
+        if not self._up.is_set():
+            await first_of(self._up.wait(), timeout_s=RETURN_S)
+
+    # --- The connection, again and again
+
+    async def _run(self) -> None:
+        """Keep a connection up until we are cancelled, or refused before we ever had one."""
+        pause_s = FIRST_PAUSE_S
+        for host, port in itertools.cycle(self._servers):
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    reader = await self._connect(host, port)
+                pause_s = FIRST_PAUSE_S
+                await self._serve(reader)
+            except (OSError, EOFError, TimeoutError) as error:
+                words = str(error) or "it gave no answer"
+                self._failure = StoreUnavailable(f"nats://{host}:{port}: {words}")
+            except StoreError as error:
+                self._failure = error
+                if not self.was_up:
+                    return
+            finally:
+                self._drop("the connection to NATS was lost")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _connect(self, host: str, port: int) -> asyncio.StreamReader:
+        reader, self._writer = await asyncio.open_connection(host, port)
+        line = await reader.readline()
+        if not line.startswith(b"INFO "):
+            raise StoreUnavailable(f"nats://{host}:{port} does not speak NATS")
+        self.info = msgspec.json.decode(line[5:])
+        if self._tls is not None or self.info.get("tls_required"):
+            context = self._tls or ssl.create_default_context()
+            await self._writer.start_tls(context, server_hostname=host)
+        self._writer.write(b"CONNECT " + msgspec.json.encode(self._hello()) + b"\r\nPING\r\n")
+        # Whether we are let in is said before the answer to our ping.
+        while not (line := await reader.readline()).startswith(b"PONG"):
+            if not line:
+                raise EOFError("the server closed the connection")
+            if line.startswith(b"-ERR"):
+                raise Denied(f"nats://{host}:{port} refuses us: {_words(line)}")
+        self._learn_servers()
+        for sid, (subject, _) in self._subscriptions.items():
+            self._writer.write(f"SUB {subject} {sid}\r\n".encode())
+        self.was_up = True
+        self._up.set()
+        self.on_up()
+        return reader
+
+    def _hello(self) -> dict[str, Any]:
+        hello: dict[str, Any] = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "no_responders": True,
+            "lang": "python",
+            "version": __version__,
+            "protocol": 1,
+            "name": self._name,
+            "tls_required": self._tls is not None,
+            **self._sign.public,
+        }
+        if self._sign.sign is not None and (nonce := self.info.get("nonce")):
+            hello["sig"] = self._sign.sign(nonce.encode())
+        return hello
+
+    def _learn_servers(self) -> None:
+        """A cluster tells where its other nodes are."""
+        for address in self.info.get("connect_urls") or ():
+            host, _, port = address.rpartition(":")
+            server = (host.strip("[]"), int(port))
+            if server not in self._servers and len(self._servers) < SERVERS:
+                self._servers.append(server)
+
+    async def _serve(self, reader: asyncio.StreamReader) -> None:
+        """Read until the connection ends, or stays silent although it was asked."""
+        rest, silent = b"", False
+        while True:
+            try:
+                async with asyncio.timeout(PING_S):
+                    data = await reader.read(READ_BYTES)
+            except TimeoutError:
+                if silent:
+                    raise EOFError("the server stopped answering") from None
+                silent = True
+                self.send(b"PING\r\n")
+                continue
+            if not data:
+                raise EOFError("the server closed the connection")
+            silent = False
+            rest = self._parse(rest + data if rest else data)
+
+    def _drop(self, words: str) -> None:
+        """Let go of the connection; whoever waits for an answer learns that it will not come."""
+        self._up.clear()
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(StoreUnavailable(words))
+
+    # --- What arrives
+
+    def _parse(self, data: bytes) -> bytes:
+        """Handle every whole message; gives the rest, for when more of it has come."""
+        at = 0
+        while (end := data.find(b"\r\n", at)) >= 0:
+            kind = data[at]
+            if kind in (_H, _M):
+                words = data[at:end].split()
+                size = int(words[-1])
+                start = end + 2
+                if len(data) < start + size + 2:
+                    break
+                at = start + size + 2
+                self._arrived(words, kind == _H, data[start : start + size])
+            else:
+                self._told(data[at:end])
+                at = end + 2
+        return data[at:]
+
+    def _arrived(self, words: list[bytes], with_headers: bool, content: bytes) -> None:
+        # MSG subject sid [reply] size; HMSG subject sid [reply] size-of-headers size
+        sizes = 2 if with_headers else 1
+        reply = words[3].decode() if len(words) == 4 + sizes else ""
+        split = int(words[-2]) if with_headers else 0
+        handle = self._by_sid.get(words[2])
+        if handle is not None:
+            handle(Message(words[1].decode(), reply, content[:split], content[split:]))
+
+    def _answered(self, message: Message) -> None:
+        if message.subject.startswith(self._inbox):
+            pending = self._pending.get(message.subject[len(self._inbox) + 1 :])
+        else:
+            # What a stream delivers comes under the subject that it has in the stream.
+            pending = self._pulls.get(_consumer(message.reply))
+        if pending is None or pending.future.done():
+            if message.reply:
+                self.on_stray(message)
+            return
+        pending.got.append(message)
+        if pending.last(message):
+            pending.future.set_result(pending.got)
+
+    def _told(self, line: bytes) -> None:
+        if line == b"PING":
+            self.send(b"PONG\r\n")
+        elif line.startswith(b"INFO "):
+            self.info |= msgspec.json.decode(line[5:])
+            self._learn_servers()
+        elif line.startswith(b"-ERR"):
+            self._refused(_words(line))
+
+    def _refused(self, words: str) -> None:
+        """A forbidden publish has no answer but this line: tell the one who sent it."""
+        denied = _DENIED.search(words)
+        if denied is None:
+            log.warning("NATS: %s", words)
+            return
+        failure = Denied(f"NATS forbids this user to {denied[1].lower()} {denied[2]!r}")
+        if denied[1].lower() != "publish":
+            log.error("%s", failure)
+        for pending in self._pending.values():
+            if b"PUB " + denied[2].encode() + b" " in pending.sent and not pending.future.done():
+                pending.future.set_exception(failure)
+
+
+_H, _M = ord("H"), ord("M")
+
+
+def _consumer(ack: str) -> str:
+    """The consumer that an ack subject names: $JS.ACK.stream.consumer.…, or with a domain first."""
+    tokens = ack.split(".")
+    return tokens[3] if len(tokens) == ACK_TOKENS else tokens[5] if len(tokens) > 5 else ""
+
+
+def delivered_seq(message: Message) -> int:
+    """The sequence that a delivered message has in its stream."""
+    tokens = message.reply.split(".")
+    return int(tokens[5] if len(tokens) == ACK_TOKENS else tokens[7])
+
+
+def _words(line: bytes) -> str:
+    return line[5:].decode(errors="replace").strip().strip("'")
