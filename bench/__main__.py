@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 
 from bench import store, wheel
+from bench.kinds import KINDS
 
 
 def main() -> int:
@@ -12,7 +14,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smaller numbers, for a first look")
     quick = parser.parse_args().quick
     met = True
-    for name, run in (("wheel", wheel.run), ("store", store.run)):
+    stores = {f"store-{kind}": functools.partial(store.run, kind) for kind in KINDS}
+    for name, run in ({"wheel": wheel.run} | stores).items():
         report = run(quick=quick)
         report.show()
         report.save(store.RESULTS, name)

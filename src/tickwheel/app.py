@@ -45,7 +45,7 @@ C = TypeVar("C")
 
 ID_LIMIT = 200
 # A caller that enqueues without a pause still lets others run after this many.
-CHUNK = 1000
+CHUNK = 4000
 
 
 class JobHandle(Generic[R]):

@@ -9,6 +9,8 @@ All times are whole milliseconds since the epoch, in UTC, by the store's clock.
 
 from __future__ import annotations
 
+import itertools
+import os
 import secrets
 from enum import IntEnum, StrEnum
 
@@ -325,6 +327,30 @@ def new_fence() -> int:
     return secrets.randbits(53)
 
 
+class _Ids:
+    """Ids of this process: the time, a random tag of the process, and a count.
+
+    They sort by the time they were made and neighbours differ in their last digits only, so that
+    every index grows at one end.
+    """
+
+    def __init__(self) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        self._tag = secrets.token_hex(5)
+        self._counter = itertools.count(secrets.randbits(20))
+
+    def new(self, now_ms: int) -> str:
+        return f"{now_ms:011x}{self._tag}{next(self._counter) & 0xFFFFFF:06x}"
+
+
+_ids = _Ids()
+# A forked process would go on with the tag and the count of its parent.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ids.start_anew)
+
+
 def new_id(now_ms: int) -> str:
-    """A fresh id. Ids sort by the time they were made, so that indexes grow at one end."""
-    return f"{now_ms:011x}{secrets.token_hex(8)}"
+    """A fresh id."""
+    return _ids.new(now_ms)

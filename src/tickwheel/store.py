@@ -253,6 +253,12 @@ _KINDS = {
     "sqlite": ("tickwheel.stores.sqlite", "SqliteStore"),
     "nats": ("tickwheel.stores.nats", "NatsStore"),
     "nats+embedded": ("tickwheel.stores.nats", "NatsStore"),
+    "postgresql": ("tickwheel.stores.postgres", "PostgresStore"),
+    "postgres": ("tickwheel.stores.postgres", "PostgresStore"),
+    "redis": ("tickwheel.stores.redis", "RedisStore"),
+    "rediss": ("tickwheel.stores.redis", "RedisStore"),
+    "valkey": ("tickwheel.stores.redis", "RedisStore"),
+    "valkeys": ("tickwheel.stores.redis", "RedisStore"),
 }
 
 
@@ -264,7 +270,8 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
         raise BadConfig(
             f"no store for {scheme + '://' if scheme else url!r}: a store URL is "
             "sqlite:///jobs.db (a file in this folder), "
-            "sqlite:////var/lib/jobs.db (an absolute path), nats://host:4222 or memory://"
+            "sqlite:////var/lib/jobs.db (an absolute path), nats://host:4222, "
+            "postgresql://user@host/database, redis://host:6379 or memory://"
         )
     module, name = _KINDS[scheme]
     kind = getattr(importlib.import_module(module), name)

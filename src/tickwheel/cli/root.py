@@ -29,6 +29,7 @@ COMMANDS = (
     "top",
     "doctor",
     "config",
+    "migrate",
     "nats",
     "demo",
 )

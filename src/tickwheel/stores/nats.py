@@ -77,7 +77,10 @@ class NatsStore:
         if self._wire is not None:
             return
         servers = await self._options.open()
-        self._wire = wire = Wire(servers, sign=self._options.sign(), tls=self._options.tls())
+        options = self._options
+        self._wire = wire = Wire(
+            servers, sign=options.sign(), tls=options.tls(), inbox=options.inbox
+        )
         self._shards = [
             Shard(wire, self._options, n, self._clock.now_ms) for n in range(self._options.shards)
         ]

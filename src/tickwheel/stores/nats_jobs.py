@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,11 +16,16 @@ from tickwheel.schedule import Schedule
 from tickwheel.stores import nats_steps as steps
 from tickwheel.stores.nats_steps import Check, Layout, Standing, Step
 from tickwheel.stores.nats_stream import BATCH, BATCH_BYTES, Stream, Token, chunks
+from tickwheel.stores.nats_wire import Denied
 
 P = TypeVar("P")
+# Plans by id, each with its messages, that go into one batch.
+Chunk = list[tuple[str, P, list[Step]]]
 
 # A step that others keep getting in the way of is given up after so many tries.
 TRIES = 50
+# Batches on their way at the same time: one is made while the server works on another.
+PARALLEL = 4
 # Leases of jobs in hand that moved since they were claimed; beyond this they are looked up again.
 REMEMBERED = 100_000
 
@@ -51,22 +58,27 @@ class Jobs:
         todo = plans
         for _ in range(TRIES):
             refused: dict[str, P] = {}
-            for chunk in _chunked(todo, write):
-                messages = [step for _, _, group in chunk for step in group]
-                seqs = await self._stream.store(messages)
-                if seqs is None:
-                    refused |= {id: plan for id, plan, _ in chunk}
-                    continue
-                at = -1
-                for id, plan, group in chunk:
-                    at += len(group)
-                    carried[id] = (plan, seqs[at])
+            await in_parallel(
+                self._carry(chunk, carried, refused) for chunk in _chunked(todo, write)
+            )
             if not refused:
                 return carried
             seen = await self._stream.read(refused)
             thought = {id: again(plan, seen.get(id)) for id, plan in refused.items()}
             todo = {id: plan for id, plan in thought.items() if plan is not None}
         raise StoreUnavailable("others kept changing the same jobs")
+
+    async def _carry(
+        self, chunk: Chunk[P], carried: dict[str, tuple[P, int]], refused: dict[str, P]
+    ) -> None:
+        seqs = await self._stream.store([step for _, _, group in chunk for step in group])
+        if seqs is None:
+            refused.update((id, plan) for id, plan, _ in chunk)
+            return
+        at = -1
+        for id, plan, group in chunk:
+            at += len(group)
+            carried[id] = (plan, seqs[at])
 
     # --- Add
 
@@ -88,24 +100,25 @@ class Jobs:
         self, tokens: Sequence[Token], *, worker: str, now_ms: int, lease_ms: int
     ) -> list[Job]:
         """Take the jobs of these tokens that nobody else took; spends the tokens."""
-        layout = self._layout
 
-        def taken(token: Token) -> Job:
-            job = token.standing.job
+        def taken(job: Job) -> Job:
             if job.state is State.RUNNING and job.asked:
                 return life.cancelled(job, now_ms=now_ms)
             return life.claimed(job, worker=worker, fence=0, now_ms=now_ms, lease_ms=lease_ms)
 
+        layout = self._layout
+        plans = {each.standing.job.id: taken(each.standing.job) for each in tokens}
         carried = await self._move(
-            {token.standing.job.id: token for token in tokens},
-            lambda token: [
-                layout.step(taken(token), layout.only_a_token(token.standing.job.id), now_ms=now_ms)
-            ],
-            lambda token, seen: token if seen is not None and not seen.kind else None,
+            plans,
+            lambda job: [layout.step(job, layout.only_a_token(job.id), now_ms=now_ms)],
+            lambda job, seen: job if seen is not None and not seen.kind else None,
         )
         self._stream.ack(tokens)
-        jobs = [(taken(token), seq) for token, seq in carried.values()]
-        return [_replace(job, fence=seq) for job, seq in jobs if job.state is State.RUNNING]
+        return [
+            _replace(job, fence=carried[id][1])
+            for id, job in plans.items()
+            if id in carried and job.state is State.RUNNING
+        ]
 
     async def put_back(self, tokens: Sequence[Token]) -> None:
         """Make tokens that were delivered here ready again, for whoever asks next."""
@@ -142,7 +155,7 @@ class Jobs:
         for id, (standing, seq) in carried.items():
             job = _replace(standing.job, lease_until_ms=now_ms + lease_ms)
             [step] = write(standing)
-            self._leases[id] = Standing(job, step.subject, seq)
+            self._leases[id] = Standing(job, step.subject, seq, step.subject.rsplit(".", 3)[1])
         return {id: self._leases[id].job for id in carried}
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> set[str]:
@@ -152,7 +165,13 @@ class Jobs:
 
         def write(standing: Standing) -> list[Step]:
             job = life.settled(standing.job, by_id[standing.job.id])
-            return [self._layout.step_from(standing, job, now_ms=self._now_ms())]
+            step = self._layout.step_from(standing, job, now_ms=self._now_ms())
+            if job.result is not None and not self._stream.fits(step):
+                # The work is done; that its result can't be kept must not make it run again.
+                lost = f"its result of {len(job.result):,} bytes is more than the server takes"
+                job = _replace(job, result=None, error=lost)
+                step = self._layout.step_from(standing, job, now_ms=self._now_ms())
+            return [step]
 
         def look(job: Job, seen: Standing | None) -> Standing | None:
             if seen is not None and seen.job.settled == job.fence:
@@ -229,8 +248,10 @@ class Jobs:
             if after.state is State.RUNNING:
                 asked.append(after)
             elif not standing.kind:
-                # Spent by the truth above; taken away so that no queue counts it.
-                await self._stream.purge(standing.subject, before_seq=standing.seq + 1)
+                # Spent by the truth above; taken away so that no queue counts it. Where we may not,
+                # the next claim does it.
+                with contextlib.suppress(Denied):
+                    await self._stream.purge(standing.subject, before_seq=standing.seq + 1)
         return answers, asked
 
     async def rerun(self, ids: Iterable[str], *, now_ms: int) -> set[str]:
@@ -376,14 +397,26 @@ def _holds(job: Job, seen: Standing | None, now_ms: int) -> bool:
     )
 
 
-def _chunked(
-    plans: dict[str, P], write: Callable[[P], list[Step]]
-) -> Iterable[list[tuple[str, P, list[Step]]]]:
-    listed = list(plans.items())
-    at = 0
-    for chunk in chunks(write(plan) for _, plan in listed):
-        yield [
-            (id, plan, group)
-            for (id, plan), group in zip(listed[at : at + len(chunk)], chunk, strict=True)
-        ]
-        at += len(chunk)
+def _chunked(plans: dict[str, P], write: Callable[[P], list[Step]]) -> Iterator[Chunk[P]]:
+    listed = iter(plans.items())
+    for chunk in chunks(write(plan) for plan in plans.values()):
+        yield [(id, plan, group) for group, (id, plan) in zip(chunk, listed, strict=False)]
+
+
+async def in_parallel(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it, a few at a time; each begins before the next is made."""
+    running: set[asyncio.Task[None]] = set()
+    try:
+        for each in work:
+            running.add(asyncio.create_task(each))
+            await asyncio.sleep(0)
+            if len(running) == PARALLEL:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        for task in running:
+            await task
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

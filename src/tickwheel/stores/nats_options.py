@@ -21,6 +21,7 @@ from tickwheel.config import close_to
 from tickwheel.errors import BadConfig, BadTime
 from tickwheel.span import span_ms
 from tickwheel.stores.nats_server import Embedded
+from tickwheel.stores.nats_steps import token
 from tickwheel.stores.nats_wire import Sign
 
 PORT = 4222
@@ -119,6 +120,11 @@ class Options:
             yield
         finally:
             self.lock.release()
+
+    @property
+    def inbox(self) -> str:
+        """Where answers come to: each user has a place of its own, closed to the others."""
+        return f"_INBOX_{token(self.user)}" if self.password else "_INBOX"
 
     def sign(self) -> Sign:
         """Who we are, for the server."""
@@ -221,7 +227,7 @@ def _read(path: Path) -> str:
 
 def _signed(seed: str, public: dict[str, str]) -> Sign:
     try:
-        import nkeys  # type: ignore[import-not-found,unused-ignore]
+        import nkeys  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         raise BadConfig("nkeys and creds files need: pip install 'tickwheel[nats]'") from None
     pair = nkeys.from_seed(seed.encode())

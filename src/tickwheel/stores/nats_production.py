@@ -20,14 +20,8 @@ class Role:
     subscribe: tuple[str, ...]
 
 
-# Opening the store: what the stream is like, and a proof that the server can do what we need,
-# which is cleared away afterwards.
-_OPEN = (
-    "$JS.API.INFO",
-    "$JS.API.STREAM.INFO.{stream}",
-    "{prefix}.p.*.*.*",
-    "$JS.API.STREAM.PURGE.{stream}",
-)
+# Opening the store: what the stream is like, and a proof that the server can do what we need.
+_OPEN = ("$JS.API.INFO", "$JS.API.STREAM.INFO.{stream}", "{prefix}.p.*.*.*")
 # Looking at jobs: single ones, pages of them, and their number.
 _LOOK = (
     "$JS.API.STREAM.MSG.GET.{stream}",
@@ -44,8 +38,10 @@ _CANCEL = (
     "{prefix}.t.k.*.*",
     "tw-news.{namespace}.asked.*",
 )
-# Working: jobs in every state, schedules, workers, buckets, and tokens to take and to spend.
+# Working: jobs in every state, schedules, workers, buckets, tokens to take and to spend, and old
+# jobs to forget.
 _WORK = (
+    "$JS.API.STREAM.PURGE.{stream}",
     "{prefix}.t.*.*.*",
     "{prefix}.k.*",
     "{prefix}.w.*",
@@ -54,7 +50,8 @@ _WORK = (
     "$JS.ACK.{stream}.>",
     "$JS.ACK.*.*.{stream}.>",
 )
-_HEAR = ("_INBOX.>", "tw-news.{namespace}.>")
+# Answers come to an inbox of the user's own: nobody hears those of others.
+_HEAR = ("_INBOX_{user}.>", "tw-news.{namespace}.>")
 
 # Who may do what. `stream` stands for each stream of the namespace, `prefix` for what the subjects
 # in them begin with; `nats_steps` has the subjects.
@@ -192,7 +189,7 @@ system_account: SYSTEM
 
 def _user(name: str, role: Role, namespace: str, shards: int) -> str:
     def subjects(templates: tuple[str, ...]) -> str:
-        lines = (f'"{each}"' for each in subjects_of(templates, namespace, shards))
+        lines = (f'"{each}"' for each in subjects_of(templates, name, namespace, shards))
         return indent("\n".join(lines), " " * 6)
 
     return f"""\
@@ -211,11 +208,11 @@ def _user(name: str, role: Role, namespace: str, shards: int) -> str:
 }}"""
 
 
-def subjects_of(templates: tuple[str, ...], namespace: str, shards: int) -> list[str]:
+def subjects_of(templates: tuple[str, ...], user: str, namespace: str, shards: int) -> list[str]:
     """The subjects that these stand for, each once."""
     layouts = [Layout(namespace, shard, 0) for shard in range(shards)]
     found = [
-        each.format(stream=layout.stream, prefix=layout.prefix, namespace=namespace)
+        each.format(user=user, stream=layout.stream, prefix=layout.prefix, namespace=namespace)
         for each in templates
         for layout in layouts
     ]

@@ -15,9 +15,16 @@ from tickwheel.stores.nats_wire import Message, Wire
 
 # Tokens that came in excess and are not claimed within this go back, for others to take.
 SPARE_S = 1.0
+# A consumer learns of a token a moment after its stream stored it: a claim that finds nothing where
+# there was news looks again after these pauses. News counts for as long as FRESH_S.
+AGAIN_S = (0.001, 0.004, 0.016, 0.064)
+FRESH_S = 0.1
+# Only for the first claim in a queue is it worth to pause for this long.
+LONG_S = 0.05
 
 # A queue and a priority: what one consumer of the server's hands out.
 Source = tuple[str, str]
+RANKS = (steps.LOST, *steps.PRIORITIES)
 
 
 class Ready:
@@ -36,6 +43,8 @@ class Ready:
         # How often a queue had news, and how much of that the last claim had seen.
         self._news: defaultdict[str, int] = defaultdict(int)
         self._seen: dict[str, int] = {}
+        # When a source last had news.
+        self._heard: dict[Source, float] = {}
         self._followed: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -53,10 +62,18 @@ class Ready:
         if limit < 1:
             return []
         async with self._pulling:
+            new = [queue for queue in queues if queue not in self._followed]
             noted = {queue: self._follow(queue) for queue in queues}
             tokens = [each for each in self._spare if each.standing.job.queue in noted]
             self._spare = [each for each in self._spare if each.standing.job.queue not in noted]
             await self._pull_all(list(noted), limit, tokens)
+            for pause_s in AGAIN_S:
+                patient = not tokens and pause_s < LONG_S
+                late = self._late(new, list(noted) if patient else [], tokens)
+                if not late:
+                    break
+                await asyncio.sleep(pause_s)
+                await self._pull(late, limit, tokens)
             tokens.sort(key=_order)
             self._keep(tokens[limit:])
             for queue, news in noted.items():
@@ -66,15 +83,26 @@ class Ready:
                     self._seen.pop(queue, None)
             return tokens[:limit]
 
+    def _late(
+        self, new: list[str], followed: list[str], tokens: Sequence[Token] = ()
+    ) -> list[Source]:
+        """Sources whose consumer may not know yet what its stream has: it learns a moment later
+        than we do. Of queues that are new to us we can't have heard; some may have answered."""
+        now = asyncio.get_running_loop().time()
+        answered = {each.standing.job.queue for each in tokens}
+        unheard = [(queue, rank) for queue in new if queue not in answered for rank in RANKS]
+        sources = [(queue, rank) for queue in followed if queue not in new for rank in RANKS]
+        return unheard + [
+            each for each in sources if now - self._heard.get(each, -FRESH_S) < FRESH_S
+        ]
+
     async def _pull_all(self, queues: list[str], limit: int, tokens: list[Token]) -> None:
         """Ask every source, in as few rounds as that takes without too many tokens coming.
 
         Sources that had little the last time are all asked at once. Those that had plenty are
         asked by priority, each for no more than is still wanted.
         """
-        ranks = [
-            [(queue, priority) for queue in queues] for priority in (steps.LOST, *steps.PRIORITIES)
-        ]
+        ranks = [[(queue, priority) for queue in queues] for priority in RANKS]
         rich = [[each for each in rank if each in self._plenty] for rank in ranks]
         rich = [rank for rank in rich if rank]
         poor = [each for rank in ranks for each in rank if each not in self._plenty]
@@ -134,6 +162,9 @@ class Ready:
         unknown = [queue for queue in queues if queue not in self._seen]
         if unknown and await self._any(unknown):
             return
+        if self._late([], list(start)):
+            # A claim may have come too early for it: another one soon, whatever we hear.
+            seconds = min(seconds, FRESH_S)
         seen = {queue: self._seen.get(queue, news) for queue, news in start.items()}
         try:
             async with asyncio.timeout(max(seconds, 0)):
@@ -144,11 +175,7 @@ class Ready:
 
     async def _any(self, queues: Sequence[str]) -> bool:
         """Whether any of these queues has a token that it would hand out."""
-        names = [
-            consumer_name(queue, f"r{priority}")
-            for queue in queues
-            for priority in (steps.LOST, *steps.PRIORITIES)
-        ]
+        names = [consumer_name(queue, f"r{priority}") for queue in queues for priority in RANKS]
         found = await asyncio.gather(*(self._stream.consumer(name) for name in names))
         return any(each["num_pending"] and not each.get("paused") for each in found if each)
 
@@ -163,10 +190,12 @@ class Ready:
         if queue not in self._followed:
             self._followed.add(queue)
             subject = f"{self._layout.news}.r.{steps.token(queue)}.>"
-            self._wire.subscribe(subject, lambda _: self._hear(queue))
+            self._wire.subscribe(subject, lambda message: self._hear(queue, message))
         return self._news[queue]
 
-    def _hear(self, queue: str) -> None:
+    def _hear(self, queue: str, message: Message) -> None:
+        priority = message.subject.rsplit(".", 2)[1]
+        self._heard[queue, priority] = asyncio.get_running_loop().time()
         self._news[queue] += 1
         self._wake()
 

@@ -18,6 +18,7 @@ its subject by then.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -44,6 +45,7 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(Job).decode
 
 
+@functools.lru_cache(4096)
 def token(text: str) -> str:
     """The text as one token of a subject."""
     return _UNSAFE.sub(lambda found: "".join(f"%{each:02X}" for each in found[0].encode()), text)
@@ -84,12 +86,8 @@ class Standing:
     job: Job
     subject: str
     seq: int
-
-    @property
-    def kind(self) -> str:
-        """One of the kinds of truth; empty where there is only a token."""
-        parts = self.subject.rsplit(".", 4)
-        return parts[2] if parts[1] == "t" else ""
+    # One of the kinds of truth; empty where there is only a token.
+    kind: str
 
 
 class Layout:
@@ -197,18 +195,28 @@ class Layout:
 
     def lease(self, job: Job) -> Standing:
         """Where a job that was claimed, and not moved since, stands."""
-        return Standing(job, self._truth_of(job, RUNNING[0]), job.fence)
+        return Standing(job, self._truth_of(job, RUNNING[0]), job.fence, RUNNING[0])
 
 
 def _schedule(at_ms: int, target: str) -> str:
-    at = moment(at_ms).isoformat(timespec="milliseconds")[:-6]
-    return f"Nats-Schedule: @at {at}Z\r\nNats-Schedule-Target: {target}\r\n"
+    second, ms = divmod(at_ms, 1000)
+    at = f"{_second(second)}.{ms:03}Z"
+    return f"Nats-Schedule: @at {at}\r\nNats-Schedule-Target: {target}\r\n"
+
+
+@functools.lru_cache(64)
+def _second(second: int) -> str:
+    """A second as text; the leases of a batch all end in the same one."""
+    return moment(second * 1000).isoformat()[:19]
 
 
 def standing(subject: str, seq: int, body: bytes) -> Standing:
     """What a message of the stream says of its job."""
-    found = Standing(_decode(body), subject, seq)
-    if found.job.fence == 0 and found.kind in RUNNING:
+    _, side, kind, _, _ = subject.rsplit(".", 4)
+    job = _decode(body)
+    if side != "t":
+        return Standing(job, subject, seq, "")
+    if job.fence == 0 and kind in RUNNING:
         # A claim is written before its sequence is known; that is its fence.
-        found = Standing(msgspec.structs.replace(found.job, fence=seq), subject, seq)
-    return found
+        job = msgspec.structs.replace(job, fence=seq)
+    return Standing(job, subject, seq, kind)

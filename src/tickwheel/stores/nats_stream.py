@@ -131,30 +131,31 @@ class Stream:
         prefix, id = self._layout.prefix, f"probe{secrets.token_hex(8)}"
         target = f"{prefix}.p.target.q.{id}"
         check = steps.Check(f"{prefix}.p.*.*.{id}", 0)
-        never = f"Nats-Schedule: {steps.NEVER}\r\nNats-Schedule-Target: {target}\r\n"
+        # Gone by themselves after a second.
+        never = (
+            f"Nats-TTL: 1s\r\nNats-Schedule: {steps.NEVER}\r\nNats-Schedule-Target: {target}\r\n"
+        )
         first = Step(f"{prefix}.p.a.q.{id}", check.headers + never, b"")
-        try:
-            seqs = await self.store([first])
-            refused = await self.store([first])
-            if seqs is None or refused is not None:
-                raise StoreIncompatible("this NATS server ignores wildcards in checks")
-            check = steps.Check(check.subject, seqs[0])
-            drop = f"Nats-Schedule-Next: purge\r\nNats-Scheduler: {first.subject}\r\n"
-            moved = await self.store(
-                [Step(f"{prefix}.p.b.q.{id}", check.headers + drop + never, b"")]
-            )
-            left = await self.purge(first.subject)
-            if moved is None or left:
-                raise StoreIncompatible("this NATS server can't move a schedule in one message")
-        finally:
-            await self.purge(f"{prefix}.p.*.*.{id}")
+        seqs = await self.store([first])
+        refused = await self.store([first])
+        if seqs is None or refused is not None:
+            raise StoreIncompatible("this NATS server ignores wildcards in checks")
+        check = steps.Check(check.subject, seqs[0])
+        drop = f"Nats-Schedule-Next: purge\r\nNats-Scheduler: {first.subject}\r\n"
+        moved = await self.store([Step(f"{prefix}.p.b.q.{id}", check.headers + drop + never, b"")])
+        if moved is None or await self.leader_last(first.subject):
+            raise StoreIncompatible("this NATS server can't move a schedule in one message")
 
     # --- Storing
 
     async def store(self, messages: Sequence[Step]) -> list[int] | None:
         """Store all of these or none; gives their sequences, or None where a check did not hold."""
         for message in messages:
-            self._must_fit(message)
+            if not self.fits(message):
+                raise UsageError(
+                    f"{len(message.body):,} bytes are more than this NATS server takes: "
+                    "raise its max_payload, or store less"
+                )
         if len(messages) == 1:
             [only] = messages
             answer = await self._wire.request(only.subject, only.body, only.headers)
@@ -171,14 +172,10 @@ class Stream:
         last: int = _must(found)["seq"]
         return list(range(last - len(messages) + 1, last + 1))
 
-    def _must_fit(self, message: Step) -> None:
-        most = self._wire.info.get("max_payload", 1 << 20)
-        size = len(message.body) + len(message.headers) + 200
-        if size > most:
-            raise UsageError(
-                f"{size:,} bytes are more than this NATS server takes ({most:,}): "
-                "raise its max_payload, or store less"
-            )
+    def fits(self, message: Step) -> bool:
+        """Whether the server takes a message of this size; some is left for what a batch adds."""
+        most: int = self._wire.info.get("max_payload", 1 << 20)
+        return len(message.body) + len(message.headers) + 200 <= most
 
     async def purge(self, subject: str, *, before_seq: int | None = None) -> int:
         """Remove what stands under a subject, wildcards allowed; says how much that was."""

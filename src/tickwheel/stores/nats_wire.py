@@ -120,13 +120,12 @@ class Wire:
         *,
         sign: Sign | None = None,
         tls: ssl.SSLContext | None = None,
-        name: str = "tickwheel",
+        inbox: str = "_INBOX",
     ) -> None:
         self._servers = list(servers)
         self._sign = sign or Sign({})
         self._tls = tls
-        self._name = name
-        self._inbox = f"_INBOX.{secrets.token_hex(8)}"
+        self._inbox = f"{inbox}.{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
         self._subscriptions: dict[int, tuple[str, Callable[[Message], None]]] = {}
@@ -306,7 +305,7 @@ class Wire:
             "lang": "python",
             "version": __version__,
             "protocol": 1,
-            "name": self._name,
+            "name": "tickwheel",
             "tls_required": self._tls is not None,
             **self._sign.public,
         }
