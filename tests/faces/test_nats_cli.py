@@ -123,7 +123,7 @@ def test_a_cluster_in_the_foreground(tmp_path: Path) -> None:
     with command("cluster", "--dir", "jobs", "-o", "json", cwd=tmp_path) as process:
         found = document(process)
         assert [node["name"] for node in found["nodes"]] == ["n1", "n2", "n3"]
-        assert found["url"].endswith("?replicas=3")
+        assert found["url"].endswith("&replicas=3")
         assert asyncio.run(enqueued(found["url"])) is State.WAITING
         os.kill(found["nodes"][0]["pid"], signal.SIGKILL)
         assert process.stderr is not None

@@ -88,7 +88,7 @@ async def _up(folder: Path, port: int | None, durability: str, as_json: bool) ->
                 ],
                 stderr=True,
             )
-            _show_url(server.url)
+            _show_url(f"{server.url}?durability={durability}")
         await first_of(asked.wait(), server.ended())
         if not asked.is_set():
             raise StoreUnavailable(f"the server ended by itself; it said: {server.last_words()}")
@@ -123,16 +123,16 @@ async def _cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> 
     try:
         if as_json:
             documents = [_document(node) for node in made.nodes]
-            emit_json({"url": _store_url(made), "durability": durability, "nodes": documents})
+            emit_json({"url": _store_url(made, durability), "durability": durability, "nodes": documents})
         else:
-            _show_cluster(made, await made.leader())
+            _show_cluster(made, await made.leader(), durability)
         await _keep_alive(made, asked)
     finally:
         await made.stop()
     say("stopped")
 
 
-def _show_cluster(made: Cluster, leader: Server | None) -> None:
+def _show_cluster(made: Cluster, leader: Server | None, durability: str) -> None:
     show_fields(
         [
             (node.name, f"pid {node.pid}{', the leader' if node is leader else ''}")
@@ -140,14 +140,14 @@ def _show_cluster(made: Cluster, leader: Server | None) -> None:
         ],
         stderr=True,
     )
-    _show_url(_store_url(made))
+    _show_url(_store_url(made, durability))
     if leader is not None:
         say(f"to try a fail-over: kill -9 {leader.pid}  (it is back after {AWAY_S:g} s)")
 
 
-def _store_url(made: Cluster) -> str:
+def _store_url(made: Cluster, durability: str) -> str:
     """As the store takes it: with as many copies of each job as are of use here."""
-    return f"{made.url}?replicas={min(len(made.nodes), REPLICAS)}"
+    return f"{made.url}?durability={durability}&replicas={min(len(made.nodes), REPLICAS)}"
 
 
 async def _keep_alive(made: Cluster, asked: asyncio.Event) -> None:
