@@ -214,6 +214,23 @@ def dead(
 # --- The steps
 
 
+def added(job: Job) -> Job:
+    """The job as `add` stores it: one that waits, with the counters, the last error and the
+    history that it comes with. What only the store it came from knows is left behind."""
+    if not job.attempt and job.state is State.WAITING and not job.fence:
+        return job
+    return msgspec.structs.replace(
+        job,
+        state=State.WAITING,
+        fence=0,
+        lease_until_ms=None,
+        asked=False,
+        settled=None,
+        ended_ms=None,
+        result=None,
+    )
+
+
 def claimed(job: Job, *, worker: str, fence: int, now_ms: int, lease_ms: int) -> Job:
     """The job in the hand of `worker`. Taking over from a lost one is counted and remembered."""
     history, takeovers = job.history, job.takeovers

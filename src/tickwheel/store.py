@@ -130,8 +130,7 @@ class Store(Protocol):
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
-        """Add each job, as one that waits and was never tried, unless its id is taken; say which
-        were added.
+        """Add each job as `job.added` has it, unless its id is taken; say which were added.
 
         An id stays taken until its job is pruned or deleted. After a lost reply False may mean
         "by you, a moment ago".

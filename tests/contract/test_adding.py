@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stores import ODD_NAMES, Harness, unfenced
-from tickwheel.job import ENDED, Job, State
+from tickwheel import job as life
+from tickwheel.job import ENDED, Job, Outcome, State
 
 MIB = 1024 * 1024
 
@@ -41,6 +43,34 @@ async def test_a_job_comes_back_as_it_was_added(h: Harness) -> None:
     )
     await h.add(job)
     assert unfenced(await h.get("all fields")) == job
+
+
+@pytest.mark.parametrize("outcome", [Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE])
+async def test_a_job_that_was_tried_elsewhere_keeps_its_counters_and_history(
+    h: Harness, outcome: Outcome
+) -> None:
+    """As it moves from one store to another."""
+    [held] = await h.claimed(h.job("from another store"))
+    await h.settle(h.settlement(outcome, held, delay_ms=3_600_000))
+    tried = await h.get("from another store")
+    moved = msgspec.structs.replace(tried, id="moved")
+    await h.add(moved)
+    assert await h.get("moved") == life.added(moved)
+    assert (await h.get("moved")).attempt == 1
+    # Only in the store it came from is its last settlement known.
+    assert not await h.settle(h.done(msgspec.structs.replace(held, id="moved")))
+
+
+async def test_a_job_that_is_added_waits_whatever_it_was(h: Harness) -> None:
+    [held] = await h.claimed(h.job("running"))
+    await h.add(msgspec.structs.replace(held, id="added", due_ms=h.now + 3_600_000))
+    job = await h.get("added")
+    assert (job.state, job.lease_until_ms, job.asked, job.attempt) == (
+        State.WAITING,
+        None,
+        False,
+        1,
+    )
 
 
 async def test_a_choice_of_no_retries_is_not_taken_for_no_choice(h: Harness) -> None:

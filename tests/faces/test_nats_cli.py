@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import pytest
@@ -87,7 +88,7 @@ def test_up_runs_a_server_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert code == 0
     assert "strict" in said and str(tmp_path / "jobs") in said and "stopped" in said
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))
 
 
 def test_up_as_json_has_the_same_url_the_next_time(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def app_of(where: Where) -> App:
 
 
 async def _ask(app: App, question: Callable[[Client], Awaitable[T]]) -> T:
-    _must_be_there(app.url)
+    must_be_there(app.url)
     await open_app(app)
     try:
         return await question(await app.client())
@@ -179,7 +179,7 @@ async def open_app(app: App) -> None:
         raise StoreUnavailable(f"{store_name(app)}: {error}") from error
 
 
-def _must_be_there(url: str) -> None:
+def must_be_there(url: str) -> None:
     """Refuse to look at a store that is not there: opening would make an empty one of it."""
     scheme, _, where = url.partition("://")
     if scheme == "memory":

@@ -123,7 +123,9 @@ async def _cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> 
     try:
         if as_json:
             documents = [_document(node) for node in made.nodes]
-            emit_json({"url": _store_url(made, durability), "durability": durability, "nodes": documents})
+            emit_json(
+                {"url": _store_url(made, durability), "durability": durability, "nodes": documents}
+            )
         else:
             _show_cluster(made, await made.leader(), durability)
         await _keep_alive(made, asked)

@@ -30,6 +30,7 @@ COMMANDS = (
     "doctor",
     "config",
     "migrate",
+    "migrate-jobs",
     "nats",
     "demo",
 )
@@ -44,7 +45,8 @@ class _Tree(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"tickwheel.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"tickwheel.cli.{name}"), name)
         return command
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-schedules = Noun("schedules", help="See what ticks when; run, pause, resume and delete schedules.")
+schedules = Noun("schedules", help="See what ticks when; run, pause, resume, delete.")
 
 _name = argument("name", metavar="NAME", about="The schedule's name.")
 

@@ -79,7 +79,7 @@ class MemoryStore:
     def _add(self, job: Job) -> bool:
         if job.id in self._jobs:
             return False
-        self._put(job)
+        self._put(life.added(job))
         return True
 
     async def claim(

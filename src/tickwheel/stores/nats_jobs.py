@@ -92,7 +92,8 @@ class Jobs:
         return set(carried)
 
     def _new(self, job: Job) -> Step:
-        return self._layout.step(job, self._layout.nowhere(job.id), now_ms=self._now_ms())
+        check = self._layout.nowhere(job.id)
+        return self._layout.step(life.added(job), check, now_ms=self._now_ms())
 
     # --- Claim
 

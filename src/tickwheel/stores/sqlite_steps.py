@@ -45,10 +45,15 @@ _JOB = (
 # `asked` is 0 or 1 in the file: the decoder is told to take that for a bool.
 _numbered_jobs = msgspec.json.Decoder(list[tuple[int, Job]], strict=False)
 
+_NEW = "id, task, payload, queue, priority, due_ms, created_ms, retries, timeout_ms"
 _INSERT = f"""
-    insert or ignore into job (id, task, payload, queue, priority, due_ms, created_ms, retries,
-                               timeout_ms)
+    insert or ignore into job ({_NEW})
     select {", ".join(f"value ->> {i}" for i in range(9))} from json_each(?)
+"""
+# For jobs that come from another store and were tried there.
+_INSERT_TRIED = f"""
+    insert or ignore into job ({_NEW}, attempt, failures, takeovers, worker, error, history)
+    select {", ".join(f"value ->> {i}" for i in range(15))} from json_each(?)
 """
 
 
@@ -61,7 +66,17 @@ def add(db: apsw.Connection, jobs: Sequence[Job]) -> list[bool]:
         for job in jobs
     ]  # fmt: skip
     last = db.execute("select ifnull(max(n), 0) from job").get
-    db.execute(_INSERT, (_encode(rows).decode(),))
+    if any(job.attempt for job in jobs):
+        tried = [
+            (
+                *row, job.attempt, job.failures, job.takeovers, job.worker, job.error,
+                _encode(job.history).decode(),
+            )
+            for row, job in zip(rows, jobs, strict=True)
+        ]  # fmt: skip
+        db.execute(_INSERT_TRIED, (_encode(tried).decode(),))
+    else:
+        db.execute(_INSERT, (_encode(rows).decode(),))
     if db.changes() == len(jobs):
         return [True] * len(jobs)
     added = _added_since(db, last, [job.id for job in jobs])
