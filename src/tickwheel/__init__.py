@@ -10,8 +10,9 @@
 Everything that is public is importable from here.
 """
 
-from tickwheel.app import App, Call, JobHandle, Task
+from tickwheel.app import App
 from tickwheel.attempt import JobContext, current_job
+from tickwheel.calls import Call, JobHandle, Task
 from tickwheel.client import JobInfo
 from tickwheel.errors import (
     BadArguments,

@@ -1,4 +1,4 @@
-"""What users write: `App`, `@app.task`, `using`, `enqueue` and the handle of a job."""
+"""What users write: `App`, `@app.task`, `@app.cron`, and what an app is asked."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from functools import update_wrapper
 from pathlib import PurePath
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
+from tickwheel import transaction
 from tickwheel.bridge import Bridge
+from tickwheel.calls import Decorator, JobHandle, Task, checked_id, checked_timeout
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.config import load
 from tickwheel.errors import BadArguments, BadConfig, BadTime
-from tickwheel.job import Cancelled, Job, Priority, new_id
-from tickwheel.retry import RetryPolicy, checked_retries
+from tickwheel.job import Cancelled, Job
+from tickwheel.outbox import Outbox
+from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, make_rule
-from tickwheel.span import FARTHEST_MS, Span, due_ms, span_ms
+from tickwheel.span import FARTHEST_MS, Span, span_ms
 from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, open_store
 from tickwheel.tasks import (
     MIB,
@@ -32,193 +33,15 @@ from tickwheel.tasks import (
     PriorityName,
     Tasks,
     checked_name,
-    decode_result,
     define,
-    priority_of,
 )
 from tickwheel.worker import Worker, WorkerOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What calling a task directly gives: its result, or for an async one the coroutine of it.
-C = TypeVar("C")
 
-ID_LIMIT = 200
 # A caller that enqueues without a pause still lets others run after this many.
 CHUNK = 4000
-
-
-class JobHandle(Generic[R]):
-    """A job that was enqueued: ask for it, wait for it, cancel it."""
-
-    __slots__ = ("_app", "_returns", "added", "id")
-
-    def __init__(self, app: App, id: str, *, added: bool = True, returns: Any = Any) -> None:
-        self.id = id
-        # False where the id was taken before: the job of that id is another call's.
-        self.added = added
-        self._app = app
-        self._returns = returns
-
-    def __repr__(self) -> str:
-        return f"<job {self.id}>"
-
-    async def info(self) -> JobInfo:
-        """State, due time, attempts, error and history; JobUnknown where it was pruned."""
-        client = await self._app.client()
-        return JobInfo.of(await client.get(self.id))
-
-    async def result(self, timeout: Span | None = None) -> R:  # noqa: ASYNC109 (a Span)
-        """Wait until the job is done and give what its task returned.
-
-        Raises ResultTimeout, JobFailed (it is dead), JobCancelled, or ResultError where the
-        result could not be kept.
-        """
-        client = await self._app.client()
-        job = await client.ended(self.id, None if timeout is None else span_ms(timeout) / 1000)
-        value: R = decode_result(job.result, self._returns)
-        return value
-
-    async def cancel(self) -> Cancelled:
-        """Cancel the job, and say what that achieved."""
-        client = await self._app.client()
-        [answer] = await client.cancel([self.id])
-        return answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """What `using` was given for a job; None leaves it to the task."""
-
-    delay_ms: int | None = None
-    due_ms: int | None = None
-    queue: str | None = None
-    priority: Priority | None = None
-    id: str | None = None
-    retries: int | None = None
-    timeout_ms: int | None = None
-
-
-class Call(Generic[P, R]):
-    """A task with the choices that `using` made, ready to be enqueued."""
-
-    __slots__ = ("_app", "_choice", "_definition")
-
-    def __init__(self, app: App, definition: Definition, choice: _Choice) -> None:
-        self._app = app
-        self._definition = definition
-        self._choice = choice
-
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Store a job that calls the task with these arguments; it is durable when this returns."""
-        # Encode first: what is wrong with the call is said before anything is waited for.
-        payload = self._app._payload(self._definition, args, kwargs)
-        client = await self._app.client()
-        job = self._job(payload, client.clock.next_ms())
-        return self._handle(job.id, await client.add(job))
-
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """The same for callers without an event loop."""
-        return self._app._run_sync(self.enqueue(*args, **kwargs))
-
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """A job for `app.enqueue_many`; nothing is stored yet."""
-        payload = self._app._payload(self._definition, args, kwargs)
-        return self._job(payload, self._app._now_ms())
-
-    def _job(self, payload: str, now_ms: int) -> Job:
-        choice, definition = self._choice, self._definition
-        due = now_ms + (choice.delay_ms or 0) if choice.due_ms is None else choice.due_ms
-        return Job(
-            id=choice.id or new_id(now_ms),
-            task=definition.name,
-            payload=payload,
-            queue=choice.queue or definition.queue,
-            priority=definition.priority if choice.priority is None else choice.priority,
-            due_ms=due,
-            created_ms=now_ms,
-            retries=choice.retries,
-            timeout_ms=choice.timeout_ms,
-        )
-
-    def _handle(self, id: str, added: bool) -> JobHandle[R]:
-        return JobHandle(self._app, id, added=added, returns=self._definition.returns)
-
-
-class Task(Generic[P, R, C]):
-    """A function under a name. Calling it runs it here and now, like any function."""
-
-    def __init__(self, app: App, definition: Definition) -> None:
-        update_wrapper(self, definition.function)
-        self._app = app
-        self._call: Call[P, R] = Call(app, definition, _Choice())
-        self.definition = definition
-        # For the process that runs it: there the task's name leads to this object.
-        self.function = definition.function
-
-    @property
-    def name(self) -> str:
-        return self.definition.name
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
-        value: C = self.function(*args, **kwargs)
-        return value
-
-    def __repr__(self) -> str:
-        return f"<task {self.name}>"
-
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Store a job that calls the task with these arguments; it is durable when this returns."""
-        return await self._call.enqueue(*args, **kwargs)
-
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """The same for callers without an event loop: Flask, Django, scripts."""
-        return self._call.enqueue_sync(*args, **kwargs)
-
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """A job for `app.enqueue_many`; nothing is stored yet."""
-        return self._call.job(*args, **kwargs)
-
-    def using(
-        self,
-        *,
-        delay: Span | None = None,
-        at: datetime | None = None,
-        queue: str | None = None,
-        priority: PriorityName | None = None,
-        id: str | None = None,
-        retries: int | None = None,
-        timeout: Span | None = None,
-    ) -> Call[P, R]:
-        """Choose for one job: when it is due, where it goes, how often it is tried.
-
-        `delay` is "30m", seconds or a timedelta, `at` an aware datetime; a time that has passed
-        means now. `id` is the idempotency key: while a job of that id is kept, enqueueing another
-        stores nothing and gives a handle to the first.
-        """
-        if delay is not None and at is not None:
-            raise BadTime("give delay= or at=, not both")
-        choice = _Choice(
-            delay_ms=None if delay is None else span_ms(delay),
-            due_ms=None if at is None else self._app._not_absurd(due_ms(at), at),
-            queue=None if queue is None else checked_name("queue", queue),
-            priority=None if priority is None else priority_of(priority),
-            id=None if id is None else _checked_id(id),
-            retries=None if retries is None else checked_retries(retries),
-            timeout_ms=None if timeout is None else _checked_timeout(timeout),
-        )
-        return Call(self._app, self.definition, choice)
-
-
-class Decorator(Protocol):
-    """What `@app.task(…)` gives: it keeps the parameters and the result of the function."""
-
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
 
 
 class App:
@@ -232,6 +55,7 @@ class App:
         self,
         store: str | Store | None = None,
         *,
+        outbox: str | None = None,
         retention: Span | None = None,
         dead_retention: Span | None = None,
         payload_limit: int = MIB,
@@ -246,6 +70,8 @@ class App:
             raise BadConfig(f"a store is given by its URL: App('sqlite:///{store}')")
         else:
             self.url, self._store = "", store
+        # For transactions of the user's where the jobs are in another store than the data.
+        self.outbox = Outbox(place) if (place := outbox or settings.outbox) else None
         self._connect: Callable[[], Client] = lambda: Client(self._store.twin(), self._clock)
         self.tasks = Tasks()
         self.retention_ms = span_ms(settings.retention if retention is None else retention)
@@ -304,7 +130,7 @@ class App:
                 policy=retries
                 if isinstance(retries, RetryPolicy)
                 else RetryPolicy(retries=retries),
-                timeout_ms=None if timeout is None else _checked_timeout(timeout),
+                timeout_ms=None if timeout is None else checked_timeout(timeout),
                 pool=pool,
             )
             self.tasks.register(definition)
@@ -345,25 +171,70 @@ class App:
 
     # --- Jobs
 
-    async def enqueue_many(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
-        """Store many jobs, made with `task.job(…)`, in as few steps as the store can."""
+    async def enqueue_many(
+        self, jobs: Sequence[Job], *, connection: Any = None
+    ) -> list[JobHandle[Any]]:
+        """Store many jobs, made with `task.job(…)`, in as few steps as the store can.
+
+        With a `connection` of your own they are part of its transaction, as in `using`.
+        """
+        self._check_jobs(jobs)
+        added: list[bool] = []
+        for start in range(0, len(jobs), CHUNK):
+            chunk = jobs[start : start + CHUNK]
+            if connection is not None:
+                added += await self._add_within(connection, chunk)
+            else:
+                added += await (await self.client()).add_many(chunk)
+        return self._handles(jobs, added)
+
+    def _check_jobs(self, jobs: Sequence[Job]) -> None:
         if not isinstance(jobs, Sequence) or not all(isinstance(job, Job) for job in jobs):
             raise BadArguments("enqueue_many takes a list of jobs, made with task.job(…)")
-        returns = [self.tasks.get(job.task).returns for job in jobs]
-        client = await self.client()
-        added = [
-            new
-            for start in range(0, len(jobs), CHUNK)
-            for new in await client.add_many(jobs[start : start + CHUNK])
-        ]
+        for name in {job.task for job in jobs}:
+            self.tasks.get(name)
+
+    def _handles(self, jobs: Sequence[Job], added: Sequence[bool]) -> list[JobHandle[Any]]:
         return [
-            JobHandle(self, job.id, added=new, returns=kind)
-            for job, new, kind in zip(jobs, added, returns, strict=True)
+            JobHandle(self, job.id, added=new, returns=self.tasks.get(job.task).returns)
+            for job, new in zip(jobs, added, strict=True)
         ]
+
+    # --- Inside a transaction of the user's
+
+    async def _add_within(self, connection: Any, jobs: Sequence[Job]) -> list[bool]:
+        statement = self._statement(connection, jobs)
+        return self._added(jobs, await transaction.run(connection, statement))
+
+    def _add_within_sync(self, connection: Any, jobs: Sequence[Job]) -> list[bool]:
+        statement = self._statement(connection, jobs)
+        return self._added(jobs, transaction.run_sync(connection, statement))
+
+    def _statement(self, connection: Any, jobs: Sequence[Job]) -> transaction.Statement:
+        driver = transaction.driver_of(connection)
+        if self.outbox is not None:
+            return self.outbox.adding(jobs, driver=driver)
+        if not isinstance(self._store, transaction.Transactional):
+            raise BadConfig(
+                "connection= needs a postgresql:// or sqlite:// store; with another one, give the "
+                "app an outbox in your database: App(…, outbox='postgresql://…')"
+            )
+        return self._store.adding(jobs, driver=driver)
+
+    def _added(self, jobs: Sequence[Job], ids: Sequence[str]) -> list[bool]:
+        """The outbox can't say whether an id is taken: that shows when the job is handed over."""
+        if self.outbox is not None:
+            return [True] * len(jobs)
+        left = set(ids)
+        answers = []
+        for job in jobs:
+            answers.append(job.id in left)
+            left.discard(job.id)
+        return answers
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle for a job whose id is known; nothing is looked up yet."""
-        return JobHandle(self, _checked_id(id))
+        return JobHandle(self, checked_id(id))
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         """Jobs that match, page by page."""
@@ -442,7 +313,12 @@ class App:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(worker.run())
+                running = group.create_task(worker.run())
+                if self.outbox is not None:
+                    relay = self.outbox.relay(
+                        client.store, client.clock, lambda: not running.done()
+                    )
+                    group.create_task(relay)
                 try:
                     yield worker
                 finally:
@@ -534,8 +410,11 @@ class SyncApp:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def enqueue_many(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
-        return self._call(self._app.enqueue_many(jobs))
+    def enqueue_many(self, jobs: Sequence[Job], *, connection: Any = None) -> list[JobHandle[Any]]:
+        if connection is None:
+            return self._call(self._app.enqueue_many(jobs))
+        self._app._check_jobs(jobs)
+        return self._app._handles(jobs, self._app._add_within_sync(connection, jobs))
 
     def info(self, job: JobHandle[Any]) -> JobInfo:
         return self._call(job.info())
@@ -564,16 +443,3 @@ class SyncApp:
 
     def _call(self, work: Coroutine[Any, Any, R]) -> R:
         return self._app._run_sync(work)
-
-
-def _checked_id(id: str) -> str:
-    if not isinstance(id, str) or not 0 < len(id) <= ID_LIMIT or not id.isprintable():
-        raise BadArguments(f"id={id!r}: an id is 1 to {ID_LIMIT} printable characters")
-    return id
-
-
-def _checked_timeout(timeout: Span) -> int:
-    ms = span_ms(timeout)
-    if ms == 0:
-        raise BadConfig("timeout=0 leaves no time to run; write timeout=None for no limit")
-    return ms

@@ -19,6 +19,8 @@ MEASURE_S = 60.0
 # A caller that waits for a result looks again after a third of the time it has waited so far, so
 # it learns of the end late by a third at most, and a long wait costs few looks.
 LOOK_FIRST_S, LOOK_LONGEST_S, LOOK_GROWTH = 0.002, 0.5, 1.33
+# How long a job may take from an outbox to the store before it is taken for unknown.
+ARRIVE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +116,13 @@ class Client:
             raise JobUnknown(f"no job has the id {id!r}: it was never added, or it was pruned")
         return job
 
-    async def ended(self, id: str, timeout_s: float | None) -> Job:
-        """The job, once it is done; an error that says how else it ended, or that it has not."""
+    async def ended(self, id: str, timeout_s: float | None, *, on_its_way: bool = False) -> Job:
+        """The job, once it is done; an error that says how else it ended, or that it has not.
+
+        One that is on its way here from an outbox may be unknown for a while.
+        """
+        if on_its_way:
+            await self._arrived(id, timeout_s)
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         pause_s = LOOK_FIRST_S
@@ -132,6 +139,14 @@ class Client:
         if job.error is not None:
             raise ResultError(f"job {id} is done, but {job.error}")
         return job
+
+    async def _arrived(self, id: str, timeout_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (ARRIVE_S if timeout_s is None else min(timeout_s, ARRIVE_S))
+        while loop.time() < deadline:
+            if await self.store.get([id]) != [None]:
+                return
+            await asyncio.sleep(LOOK_FIRST_S)
 
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         return await self.store.cancel(ids, now_ms=self.clock.now_ms())

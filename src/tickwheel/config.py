@@ -30,6 +30,7 @@ class Settings:
     """Every setting with its default. Spans are kept as they were written: "15s"."""
 
     store: str = "sqlite:///tickwheel.db"
+    outbox: str = ""
     app: str = ""
     queues: tuple[str, ...] = ()
     concurrency: int = 100

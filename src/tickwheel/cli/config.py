@@ -31,7 +31,7 @@ def config(as_json: bool) -> None:
 
 def _value(found: Config, name: str) -> Any:
     value = getattr(found.settings, name)
-    return without_password(value) if name == "store" else value
+    return without_password(value) if name in ("store", "outbox") else value
 
 
 def _document(found: Config, name: str) -> dict[str, Any]:

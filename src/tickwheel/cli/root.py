@@ -31,6 +31,7 @@ COMMANDS = (
     "config",
     "migrate",
     "migrate-jobs",
+    "outbox",
     "nats",
     "demo",
 )

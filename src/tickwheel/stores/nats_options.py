@@ -53,8 +53,9 @@ class Options:
 
     hosts: list[tuple[str, int]]
     namespace: str = "default"
-    user: str = ""
-    password: str = ""
+    # A user without a password is a token: neither is for anybody's log.
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
     replicas: int = 1
     shards: int = 1
     ahead_ms: int = AHEAD_MS
@@ -176,7 +177,7 @@ def _host(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, str(PORT)
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise BadConfig("a NATS URL names hosts: nats://host:4222 or nats://host1:4222,host2:4222")
     return host.strip("[]"), int(port)
 
@@ -227,10 +228,13 @@ def _read(path: Path) -> str:
 
 def _signed(seed: str, public: dict[str, str]) -> Sign:
     try:
-        import nkeys  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        import nkeys
     except ImportError:
         raise BadConfig("nkeys and creds files need: pip install 'tickwheel[nats]'") from None
-    pair = nkeys.from_seed(seed.encode())
+    try:
+        pair = nkeys.from_seed(seed.encode())
+    except nkeys.NkeysError as error:
+        raise BadConfig(f"the nkey seed can't be used: {error}") from None
 
     def sign(nonce: bytes) -> str:
         return base64.urlsafe_b64encode(pair.sign(nonce)).rstrip(b"=").decode()

@@ -25,8 +25,9 @@ from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores import sqlite_steps as steps
-from tickwheel.stores.sqlite_file import Lane, Pulse, connect, in_transaction, migrate
+from tickwheel.stores.sqlite_file import Lane, Pulse, connect, in_transaction, is_open, migrate
 from tickwheel.throttle import Rate
+from tickwheel.transaction import Statement
 
 T = TypeVar("T")
 
@@ -137,6 +138,20 @@ class SqliteStore:
             added += await self._write(steps.add, jobs[start : start + BATCH])
             self._tell()
         return added
+
+    def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
+        """For a connection of the user's own to the same file; needs SQLite 3.38 or later.
+
+        Ours is another SQLite library than Python's own, and two of them in one process undo each
+        other's locks. So where this process has the store open, only apsw will do.
+        """
+        if driver != "apsw" and is_open(self._path):
+            raise BadConfig(
+                f"{self._path} is open as a store in this process: give an apsw connection, or "
+                "keep the jobs in a file of their own, with App(…, outbox='sqlite:///your.db')"
+            )
+        sql, text = steps.adding(jobs)
+        return Statement("sqlite", sql, text)
 
     async def claim(
         self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int

@@ -25,6 +25,11 @@ BUSY_S = 15.0
 CACHE_KIB = 8 * 1024
 
 
+def is_open(path: Path) -> bool:
+    """Whether this process has the file open through our SQLite library."""
+    return any(each.filename == str(path.resolve()) for each in apsw.connections())
+
+
 class Lane:
     """A connection and the one thread that uses it."""
 

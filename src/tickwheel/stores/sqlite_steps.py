@@ -57,14 +57,23 @@ _INSERT_TRIED = f"""
 """
 
 
-def add(db: apsw.Connection, jobs: Sequence[Job]) -> list[bool]:
-    rows = [
+def adding(jobs: Sequence[Job]) -> tuple[str, str]:
+    """The statement that adds new jobs, for any connection to the file, and its parameter."""
+    return _INSERT.replace("?", "%(jobs)s") + " returning id", _encode(_rows(jobs)).decode()
+
+
+def _rows(jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
+    return [
         (
             job.id, job.task, job.payload, job.queue, int(job.priority), job.due_ms,
             job.created_ms, job.retries, job.timeout_ms,
         )
         for job in jobs
     ]  # fmt: skip
+
+
+def add(db: apsw.Connection, jobs: Sequence[Job]) -> list[bool]:
+    rows = _rows(jobs)
     last = db.execute("select ifnull(max(n), 0) from job").get
     if any(job.attempt for job in jobs):
         tried = [

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from tickwheel.app import App, Task
+from tickwheel.app import App
+from tickwheel.calls import Task
 from tickwheel.client import JobInfo
 from tickwheel.errors import BadTime, UsageError
 from tickwheel.job import State
