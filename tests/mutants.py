@@ -36,6 +36,15 @@ STEPS = "stores/sqlite_steps.py"
 SQLITE = "stores/sqlite.py"
 ENGINE = "tests/engine"
 SCHEDULES = "tests/engine/test_schedules.py"
+NATS_JOBS, NATS_STEPS, NATS_READY = (
+    f"stores/nats_{each}.py" for each in ("jobs", "steps", "ready")
+)
+LEASES = "tests/contract/test_leases.py"
+CLAIMING = "tests/contract/test_claiming.py"
+RACING = "tests/contract/test_racing.py"
+LOOKING = "tests/contract/test_looking.py"
+TRANSFER = "tests/faults/test_transfer.py"
+TRANSACTIONS = "tests/faults/test_transactions.py"
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,10 @@ class Fault:
     @property
     def store(self) -> str:
         """The store whose tests should notice; what all stores share is tried on the plainest."""
-        return "sqlite" if "sqlite" in self.file else "memory"
+        for name in ("sqlite", "nats", "postgres", "redis"):
+            if name in self.file:
+                return name
+        return "memory"
 
 
 FAULTS = [
@@ -465,6 +477,88 @@ FAULTS = [
         "        outcome=Outcome.RELEASE,\n",
         "        outcome=Outcome.RELEASE,\n        failed=True,\n",
         ENGINE,
+    ),
+    # --- NATS
+    Fault(
+        "nats: a claim does not look whether the job stands elsewhere", "I2", NATS_JOBS,
+        "lambda job: [layout.step(job, layout.only_a_token(job.id), now_ms=now_ms)]",
+        "lambda job: [layout.step(job, None, now_ms=now_ms)]",
+        RACING,
+    ),
+    Fault(
+        "nats: a step leaves the schedule behind that it came from", "I5", NATS_STEPS,
+        'drop=standing.subject if scheduled else "",', 'drop="",',
+        LEASES,
+    ),
+    Fault(
+        "nats: any claim of the job may settle it", "I2", NATS_JOBS,
+        "        and seen.job.fence == job.fence\n", "",
+        LEASES,
+    ),
+    Fault(
+        "nats: a repeated settle is not recognised", "I1", NATS_JOBS,
+        "if seen is not None and seen.job.settled == job.fence:", "if False:",
+        LEASES,
+    ),
+    Fault(
+        "nats: a lease that is over can be extended", "I2", NATS_JOBS,
+        "        and life.held(seen.job, now_ms=now_ms)\n", "",
+        LEASES,
+    ),
+    Fault(
+        "nats: tokens are not sorted by priority", "contract", NATS_READY,
+        "            tokens.sort(key=_order)\n", "",
+        CLAIMING,
+    ),
+    Fault(
+        "nats: the token of a cancelled job is still counted", "contract", NATS_JOBS,
+        "await self._stream.purge(standing.subject, before_seq=standing.seq + 1)\n        return",
+        "pass\n        return",
+        LOOKING,
+    ),
+    Fault(
+        "nats: a schedule that moved is fired all the same", "I6", NATS_JOBS,
+        "        move = Step(subject, check.headers, msgspec.json.encode(after))",
+        '        move = Step(subject, "", msgspec.json.encode(after))',
+        "tests/contract/test_firing.py",
+    ),
+    # --- Moving jobs, and transactions
+    Fault(
+        "a move forgets jobs before they are there", "I5", "transfer.py",
+        "        added = await self._new.add(cancelled)\n"
+        "        await self._old.delete([job.id for job in cancelled])\n",
+        "        await self._old.delete([job.id for job in cancelled])\n"
+        "        added = await self._new.add(cancelled)\n",
+        TRANSFER,
+    ),
+    Fault(
+        "a move does not note what is on its way", "I5", "transfer.py",
+        "await self._old.put_schedule(Schedule(name=NOTE, rule=text, next_ms=None, paused=True))",
+        "pass",
+        TRANSFER,
+    ),
+    Fault(
+        "a schedule goes on ticking where it was", "I6", "transfer.py",
+        "        await self._old.delete_schedule(schedule.name)\n", "",
+        TRANSFER,
+    ),
+    Fault(
+        "the outbox forgets jobs before they are handed over", "I5", "outbox.py",
+        "    if jobs:\n        await store.add(jobs)\n    if rows:\n"
+        "        await database.delete([number for number, _ in rows])\n",
+        "    if rows:\n        await database.delete([number for number, _ in rows])\n"
+        "    if jobs:\n        await store.add(jobs)\n",
+        TRANSACTIONS,
+    ),
+    Fault(
+        "two SQLite libraries open one file", "contract", SQLITE,
+        'if driver != "apsw" and is_open(self._path):', "if False:",
+        TRANSACTIONS,
+    ),
+    Fault(
+        "added jobs forget what was tried before", "contract", STEPS,
+        "    if any(job.attempt for job in jobs):", "    if False:",
+        "tests/contract/test_adding.py",
     ),
 ]  # fmt: skip
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from postgres_server import shared_server
+from redis_server import RedisServer
 from tickwheel import job as life
 from tickwheel.clock import SystemClock
 from tickwheel.job import Job, Outcome, Settlement, State
@@ -41,6 +43,8 @@ class Harness:
     step_ms = 1
     # How far a moment that the store chose may be from the one that the test expects.
     slack_ms = 0
+    # How long counts may take to follow the last step.
+    settle_s = 0.0
 
     store: Store
 
@@ -209,11 +213,15 @@ class Harness:
 
     async def counts(self, queue: str = "default") -> dict[str, int]:
         """How many jobs of this queue stand in each state; states without any are left out."""
-        for info in await self.store.queues():
-            if info.name == queue:
-                jobs = {state.value: getattr(info, state.value) for state in State}
-                return {state: count for state, count in jobs.items() if count}
-        return {}
+        return (await self.all_counts()).get(queue, {})
+
+    async def all_counts(self) -> dict[str, dict[str, int]]:
+        """The same for every queue that has jobs or is paused."""
+        await asyncio.sleep(self.settle_s)
+        return {
+            info.name: {state.value: n for state in State if (n := getattr(info, state.value))}
+            for info in await self.store.queues()
+        }
 
 
 class HarnessClock:
@@ -273,6 +281,7 @@ class NatsHarness(Harness):
     lease_ms = 2_000
     step_ms = 600
     slack_ms = 1_000
+    settle_s = 0.02
     # The server's schedules are late by up to a quarter of a second.
     lag_ms = 350
 
@@ -292,6 +301,18 @@ class NatsHarness(Harness):
         await asyncio.sleep((ms + self.lag_ms) / 1000)
 
 
+class StillNatsHarness(NatsHarness):
+    """For the model: now stands still, and leases are so long that none ends meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = time.time_ns() // 1_000_000
+
+    @property
+    def now(self) -> int:
+        return self._start
+
+
 @functools.cache
 def nats_server() -> Server:
     """One server for all tests of this process, in a folder that goes with it."""
@@ -306,14 +327,55 @@ def nats_server() -> Server:
     return server
 
 
+class RedisHarness(Harness):
+    """A namespace of its own on a real server. Only `time_ns` is the server's: so now is now."""
+
+    def __init__(self) -> None:
+        super().__init__(f"{redis_server().url}?namespace={secrets.token_hex(6)}")
+        self._now = time.time_ns() // 1_000_000
+
+
+@functools.cache
+def redis_server() -> RedisServer:
+    """One server for all tests of this process, in a folder that goes with it."""
+    folder = tempfile.mkdtemp(prefix="tickwheel-redis-")
+    server = RedisServer(Path(folder), appendonly="yes", appendfsync="always").start()
+
+    def end() -> None:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    return server
+
+
+class PostgresHarness(Harness):
+    """A schema of its own on a real server. Only `time_ns` is the server's: so now is now."""
+
+    def __init__(self) -> None:
+        self._schema = f"test_{secrets.token_hex(6)}"
+        super().__init__(f"{shared_server().url}?schema={self._schema}")
+        self._now = time.time_ns() // 1_000_000
+
+    async def close(self) -> None:
+        await super().close()
+        shared_server().execute(f"drop schema {self._schema} cascade")
+
+    async def reopen(self) -> None:
+        await super().close()
+        await self.open()
+
+
 # How to open each store with its data in this folder.
 KNOWN: dict[str, Callable[[Path], Harness]] = {
     "memory": lambda folder: Harness("memory://"),
     "sqlite": lambda folder: Harness(f"sqlite:///{folder}/jobs.db"),
     "nats": lambda folder: NatsHarness(),
+    "redis": lambda folder: RedisHarness(),
+    "postgres": lambda folder: PostgresHarness(),
 }
 # The stores for which time is an argument, so that a model can play hours with them.
-TIMELESS = ("memory", "sqlite")
+TIMELESS = ("memory", "sqlite", "redis", "postgres")
 
 STORES = os.environ.get("TICKWHEEL_TEST_STORES", ",".join(KNOWN))
 

@@ -224,7 +224,10 @@ class Store(Protocol):
         """
 
     async def queues(self) -> list[QueueInfo]:
-        """Every queue that holds jobs or is paused, by name. Counts are exact and cost O(1)."""
+        """Every queue that holds jobs or is paused, by name.
+
+        Counts cost O(1), and are exact as soon as nothing is under way.
+        """
 
     async def pause(self, queue: str, paused: bool) -> None:
         """Stop, or go on, handing out jobs of a queue. They become due all the same."""

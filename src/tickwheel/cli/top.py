@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,8 @@ def top(every: str, once: bool, where: Where, as_json: bool) -> int:
     if as_json or once or not sys.stdout.isatty():
         _print(ask(where, lambda client: _one_frame(client, every_ms)), title, as_json)
         return OK
+    # Ended by either signal, the terminal is as it was.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         ask(where, lambda client: _watch(client, every_ms, title))
     except KeyboardInterrupt:

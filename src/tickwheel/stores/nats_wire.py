@@ -169,7 +169,8 @@ class Wire:
     def send(self, data: bytes) -> None:
         """Send without waiting; raises where the connection is away."""
         if self._writer is None or not self._up.is_set():
-            raise StoreUnavailable("the connection to NATS is away")
+            why = f": {self._failure}" if self._failure else ""
+            raise StoreUnavailable(f"the connection to NATS is away{why}")
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
             raise StoreUnavailable("the NATS server takes nothing any more")
         self._writer.write(data)
@@ -226,9 +227,10 @@ class Wire:
                 lambda reply: publish_line(subject, wish, reply=reply),
                 last=last,
                 got=got,
-                pull=consumer,
+                pull=f"{stream}.{consumer}",
             )
-        except StoreUnavailable:
+        except BaseException:
+            # Also where the caller gave up: what was delivered is nobody else's for a long while.
             for message in got:
                 self.on_stray(message)
             raise
@@ -254,7 +256,9 @@ class Wire:
     async def _run(self) -> None:
         """Keep a connection up until we are cancelled, or refused before we ever had one."""
         pause_s = FIRST_PAUSE_S
-        for host, port in itertools.cycle(self._servers):
+        for turn in itertools.count():
+            # Not a cycle over the list: that would know only those of its first round.
+            host, port = self._servers[turn % len(self._servers)]
             try:
                 async with asyncio.timeout(CONNECT_S):
                     reader = await self._connect(host, port)
@@ -267,6 +271,10 @@ class Wire:
                 self._failure = error
                 if not self.was_up:
                     return
+            except Exception as error:
+                # Something was said that we can't make sense of; another connection may.
+                log.exception("NATS: the connection is made anew")
+                self._failure = StoreUnavailable(f"nats://{host}:{port}: {error!r}")
             finally:
                 self._drop("the connection to NATS was lost")
             await asyncio.sleep(pause_s)
@@ -407,21 +415,29 @@ class Wire:
         if denied is None:
             log.warning("NATS: %s", words)
             return
-        failure = Denied(f"NATS forbids this user to {denied[1].lower()} {denied[2]!r}")
-        if denied[1].lower() != "publish":
-            log.error("%s", failure)
+        publish, subject = denied[1].lower() == "publish", denied[2]
+        what = "publish to" if publish else "subscribe to"
+        failure = Denied(f"NATS forbids this user to {what} {subject!r}")
+        # Without the subject that answers come to, nobody ever gets one.
+        deaf = not publish and subject.startswith(self._inbox)
+        sent = b"PUB " + subject.encode() + b" "
+        told = False
         for pending in self._pending.values():
-            if b"PUB " + denied[2].encode() + b" " in pending.sent and not pending.future.done():
+            if (deaf or (publish and sent in pending.sent)) and not pending.future.done():
                 pending.future.set_exception(failure)
+                told = True
+        if not told:
+            log.error("%s", failure)
 
 
 _H, _M = ord("H"), ord("M")
 
 
 def _consumer(ack: str) -> str:
-    """The consumer that an ack subject names: $JS.ACK.stream.consumer.…, or with a domain first."""
+    """Stream and consumer that an ack subject names: $JS.ACK.stream.consumer.…, or with a domain
+    first. Streams may have consumers of the same name."""
     tokens = ack.split(".")
-    return tokens[3] if len(tokens) == ACK_TOKENS else tokens[5] if len(tokens) > 5 else ""
+    return ".".join(tokens[2:4] if len(tokens) == ACK_TOKENS else tokens[4:6])
 
 
 def delivered_seq(message: Message) -> int:

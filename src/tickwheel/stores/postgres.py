@@ -18,6 +18,7 @@ from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.throttle import Rate
+from tickwheel.transaction import Statement
 
 try:
     import psycopg as _driver  # noqa: F401
@@ -141,6 +142,11 @@ class PostgresStore:
         answers = await self._in_batches(steps.add, jobs)
         self._tell()
         return answers
+
+    def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
+        """For a connection of the user's own to the same database."""
+        sql, parameters = steps.adding(jobs, self._schema)
+        return Statement("postgresql", sql, parameters["jobs"])
 
     async def claim(
         self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int

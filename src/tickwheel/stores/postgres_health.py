@@ -23,7 +23,7 @@ async def durability(db: Link) -> Durability:
     cursor = await db.execute(
         "select name, setting from pg_settings where name = any(%s)", (list(_SETTINGS),)
     )
-    settings = dict(await cursor.fetchall())
+    settings: dict[str, str] = dict(await cursor.fetchall())
     cursor = await db.execute("select pg_is_in_recovery()")
     replica = await cursor.fetchone() == (True,)
     return judged(settings, server=_version(db), replica=replica)

@@ -148,7 +148,8 @@ class Pool:
     async def _connect(self) -> Connection:
         conninfo = dict(self._options.conninfo)
         if self._settings:
-            settings = _SETTINGS | {"statement_timeout": str(self._options.timeout_ms)}
+            # A little less than our own patience: then it is known that the step did not happen.
+            settings = _SETTINGS | {"statement_timeout": str(self._options.timeout_ms * 9 // 10)}
             ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
             # The user's come last, and win.
             conninfo["options"] = f"{ours} {conninfo.get('options', '')}".strip()
@@ -204,6 +205,7 @@ def _is_refusal(error: psycopg.Error) -> bool:
             "no pg_hba.conf entry",
             'database "',
             'role "',
+            "unrecognized configuration parameter",
             "SSL was required",
             "does not support SSL",
             "certificate verify failed",

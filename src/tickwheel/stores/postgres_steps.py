@@ -69,10 +69,10 @@ def _id(job: Job) -> str:
 
 # --- Adding
 
-# What a job brings along. Where it stands, who holds it and until when is never the caller's word.
+# What `job.added` keeps of a job; the columns that are left out have the values that it gives.
 _BROUGHT = (
     "id", "task", "payload", "queue", "priority", "due_ms", "created_ms", "retries", "timeout_ms",
-    "attempt", "failures", "takeovers", "settled", "history",
+    "attempt", "failures", "takeovers", "worker", "error", "history",
 )  # fmt: skip
 
 
@@ -127,6 +127,8 @@ def _picking(schema: str, several: bool) -> str:
 
     The branches are run one after the other, and only until there are enough: so of one queue no
     row is locked that is not taken. Of several, each level's best are locked and the best taken.
+    They are then found by their place alone, with no other condition: one would lure the server
+    into going along an index instead.
     """
     if not several:
         levels = [
@@ -163,7 +165,7 @@ def _claiming(schema: str, several: bool) -> str:
         taken as (
             update {schema}.job set state = 'running', attempt = attempt + 1, fence = %(fence)s,
                 worker = %(worker)s, lease_until_ms = %(until)s, watch_ms = %(until)s
-            where ctid = any(array(select ctid from picked)) and state = 'waiting'
+            where ctid = any(array(select ctid from picked))
             returning job.n, {ROW})
         select gate.lost, taken.* from gate left join taken on true"""
 
@@ -202,7 +204,7 @@ def _finding_waiting(schema: str) -> str:
         with gate as materialized (select true as free, false as lost),
         picked as materialized ({_picking(schema, several=True)})
         select job.priority, job.due_ms, job.n, {ROW} from {schema}.job
-        where ctid = any(array(select ctid from picked)) and state = 'waiting'"""
+        where ctid = any(array(select ctid from picked))"""
 
 
 async def _claim_with_lost(
@@ -290,7 +292,7 @@ async def extend(
             "held": _encode(held).decode(),
             "now": now_ms,
             "until": until_ms,
-            "enough": now_ms + lease_ms // 2,
+            "enough": now_ms + lease_ms // 3,
         },
     )
     ours = {(id, fence): asked for id, fence, asked in await cursor.fetchall()}
@@ -322,6 +324,10 @@ class _Settled(msgspec.Struct):
         # Only its holder changes a job in hand, but for the wish that it stop: so the holder's
         # copy is the job as it stands.
         job = settlement.job
+        # PostgreSQL keeps any text but this one character, and errors quote anything.
+        if settlement.error is not None and "\0" in settlement.error:
+            error = settlement.error.replace("\0", "\\x00")
+            settlement = msgspec.structs.replace(settlement, error=error)
         asked = after = life.settled(_asked(job, False), settlement)
         if after.state is State.WAITING:
             asked = life.settled(_asked(job, True), settlement)
@@ -334,8 +340,7 @@ class _Settled(msgspec.Struct):
             asked_ended_ms=asked.ended_ms,
             due_ms=after.due_ms,
             failures=after.failures,
-            # PostgreSQL keeps any text but this one character, and errors quote anything.
-            error=after.error and after.error.replace("\0", "\\x00"),
+            error=after.error,
             result=after.result,
             history=after.history,
         )
@@ -401,12 +406,13 @@ def _cancelling(schema: str) -> str:
 
 
 async def cancel(db: Link, schema: str, ids: Sequence[str], now_ms: int) -> list[Cancelled]:
-    where = {"ids": sorted(set(ids)), "now": now_ms}
-    rows = await (await db.execute(_cancelling(schema), where)).fetchall()
+    named = sorted(set(ids))
+    cursor = await db.execute(_cancelling(schema), {"ids": named, "now": now_ms})
     answers = {
-        id: Cancelled.ASKED if state == State.RUNNING else Cancelled.CANCELLED for id, state in rows
+        id: Cancelled.ASKED if state == State.RUNNING else Cancelled.CANCELLED
+        for id, state in await cursor.fetchall()
     }
-    if rest := [id for id in where["ids"] if id not in answers]:
+    if rest := [id for id in named if id not in answers]:
         async with db.transaction():
             answers |= await _cancel_each(db, schema, rest, now_ms)
     return [answers[id] for id in ids]
@@ -464,7 +470,7 @@ async def prune(db: Link, schema: str, states: Sequence[State], before_ms: int, 
                               where state = wanted.state and queue = known.queue
                                 and ended_ms < %s
                               order by ended_ms limit %s for update skip locked) as old
-                limit %s)) and ended_ms is not null""",
+                limit %s))""",
         ([state.value for state in states], before_ms, limit, limit),
     )
     return cursor.rowcount

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import unquote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -42,9 +42,10 @@ class Options:
     def of(cls, url: str) -> Options:
         base, _, query = url.partition("?")
         _check(base)
-        given = dict(parse_qsl(query, keep_blank_values=True))
-        ours = {name: given.pop(name) for name in OURS if name in given}
-        conninfo = _conninfo(f"{base}?{urlencode(given)}" if given else base, given)
+        parts = [part for part in query.split("&") if part]
+        ours = {name: unquote(value) for name, value in map(_pair, parts) if name in OURS}
+        theirs = [part for part in parts if _pair(part)[0] not in OURS]
+        conninfo = _conninfo(base, theirs)
         return cls(
             conninfo=_with_defaults(conninfo, ours.get("timeout", "15s")),
             place=_place(conninfo),
@@ -55,11 +56,17 @@ class Options:
         )
 
 
-def _conninfo(url: str, given: dict[str, str]) -> dict[str, str]:
+def _pair(part: str) -> tuple[str, str]:
+    name, _, value = part.partition("=")
+    return name, value
+
+
+def _conninfo(base: str, options: list[str]) -> dict[str, str]:
     try:
-        found = conninfo_to_dict(url)
+        # As they were written: libpq reads them a little differently than web servers do.
+        found = conninfo_to_dict(f"{base}?{'&'.join(options)}" if options else base)
     except psycopg.ProgrammingError as error:
-        unknown = [name for name in given if f'"{name}"' in str(error)]
+        unknown = [name for name, _ in map(_pair, options) if f'"{name}"' in str(error)]
         if unknown:
             raise BadConfig(
                 f"unknown option {unknown[0]!r} in the store URL: there are {', '.join(OURS)}, "

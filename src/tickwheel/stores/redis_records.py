@@ -25,7 +25,7 @@ LETTERS = {
 }
 
 # Other priorities than the known ones count as the nearest.
-_RANKS = {priority: int(priority) for priority in Priority}
+_RANKS: dict[int, int] = {priority: int(priority) for priority in Priority}
 
 _encode = msgspec.json.encode
 _job = msgspec.json.Decoder(Job).decode
@@ -53,28 +53,11 @@ def record(job: Job) -> str:
     return head + _encode(job).decode()
 
 
-def as_added(job: Job) -> Job:
-    """The job as one that waits, with the counters and the history that it comes with."""
-    if job.state is State.WAITING and not job.fence and job.worker is None and job.error is None:
-        return job
-    return msgspec.structs.replace(
-        job,
-        state=State.WAITING,
-        fence=0,
-        worker=None,
-        lease_until_ms=None,
-        asked=False,
-        ended_ms=None,
-        error=None,
-        result=None,
-    )
-
-
 def columns(jobs: Sequence[Job]) -> tuple[list[str], list[str], list[str], list[int]]:
     """Jobs to be added as their ids, records, places and due times."""
     return (
         [job.id for job in jobs],
-        [record(as_added(job)) for job in jobs],
+        [record(life.added(job)) for job in jobs],
         [place(job) for job in jobs],
         [job.due_ms for job in jobs],
     )

@@ -38,11 +38,18 @@ SCRIPT = Path(__file__).with_name("redis.lua").read_text(encoding="utf-8")
 SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 _pack = msgspec.msgpack.Encoder().encode
-# Errors that go away by themselves or by an operator's hand: nothing is wrong with the call. Redis
-# puts the word at the start, or amid the words of an error inside a script.
-_AWAY = re.compile(
-    r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|UNBLOCKED)\b"
-)
+# Errors that go away by themselves or by an operator's hand: nothing is wrong with the call. The
+# driver makes some of them classes and strips the word; servers before 7 put it amid the words of
+# an error inside a script.
+_CODES = {
+    wrong.ReadOnlyError: "READONLY",
+    wrong.OutOfMemoryError: "OOM",
+    wrong.BusyLoadingError: "LOADING",
+    wrong.TryAgainError: "TRYAGAIN",
+    wrong.ClusterDownError: "CLUSTERDOWN",
+}
+_CODE = re.compile(r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|BUSY|MASTERDOWN)\b")
+_FORBIDDEN = re.compile(r"\bNOPERM\b|no permissions|user executing the script can't", re.I)
 _FIXES = {
     "READONLY": "it is a replica, or a failover is under way",
     "OOM": "its memory is full: raise maxmemory, or keep ended jobs for a shorter time",
@@ -90,7 +97,7 @@ class Wire:
             raise
         except (wrong.RedisError, OSError, TimeoutError) as error:
             failure = translated(error, self._options)
-            if "READONLY" in str(error):
+            if code_of(error) == "READONLY":
                 # What was the primary no longer is: connect anew, to whoever is by then.
                 await self._drop()
             raise failure from error
@@ -174,11 +181,10 @@ def translated(error: Exception, options: Options) -> StoreError:
     where, words = f"Redis at {options.where}", _words(error, options)
     if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError):
         return StoreError(f"{where} doesn't let us in: {words}: check user and password in the URL")
-    if isinstance(error, wrong.NoPermissionError) or "NOPERM" in words:
+    if isinstance(error, wrong.NoPermissionError) or _FORBIDDEN.search(words):
         return StoreError(f"{where} forbids what is needed: {words}: see docs/redis.md for the ACL")
-    if found := _AWAY.search(words):
-        reason = _FIXES.get(found[1], words)
-        return StoreUnavailable(f"{where} refuses for now ({found[1]}): {reason}")
+    if code := code_of(error):
+        return StoreUnavailable(f"{where} refuses for now ({code}): {_FIXES.get(code, words)}")
     if isinstance(error, wrong.ConnectionError | wrong.ClusterError | OSError):
         return StoreUnavailable(f"{where} can't be reached: {words}")
     if isinstance(error, wrong.TimeoutError | TimeoutError):
@@ -186,6 +192,15 @@ def translated(error: Exception, options: Options) -> StoreError:
     if isinstance(error, wrong.RedisClusterException):
         return StoreUnavailable(f"{where}, a cluster, can't be used for now: {words}")
     return StoreError(f"{where}: {words}")
+
+
+def code_of(error: Exception) -> str:
+    """Redis's word for an error that goes away; empty where it is another one."""
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code
+    found = _CODE.search(str(error)) if isinstance(error, wrong.ResponseError) else None
+    return found[1] if found else ""
 
 
 def _words(error: Exception, options: Options) -> str:
