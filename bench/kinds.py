@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
 
 from tickwheel.stores.nats_server import start
+
+# The servers of the tests serve here as well.
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from postgres_server import PostgresServer
+from redis_server import RedisServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,8 @@ class Goals:
     drain: int
     p50_ms: float
     p99_ms: float
+    # How many times as fast 1,000 enqueues at once are to be as one after the other.
+    together: float | None = None
 
 
 # Gives the URL of an empty store, a new one each time.
@@ -32,6 +44,8 @@ class Kind:
 
     serve: Callable[[], AbstractContextManager[Fresh]]
     goals: Goals
+    # Puts so many ended jobs into the store at this URL, beside which it is to be as fast.
+    age: Callable[[str, int], None] | None = None
 
 
 @contextmanager
@@ -62,8 +76,55 @@ def _nats(durability: str) -> Callable[[], AbstractContextManager[Fresh]]:
     return serve
 
 
+@contextmanager
+def _postgres() -> Iterator[Fresh]:
+    server = PostgresServer(fast=False)
+    server.create()
+    server.start()
+
+    @contextmanager
+    def fresh() -> Iterator[str]:
+        yield f"{server.url}?schema=bench_{secrets.token_hex(4)}"
+
+    try:
+        yield fresh
+    finally:
+        server.remove()
+
+
+def _aged(url: str, count: int) -> None:
+    base, _, schema = url.partition("?schema=")
+    with psycopg.connect(base) as db:
+        db.execute(
+            f"""insert into {schema}.job
+                (id, task, payload, queue, priority, due_ms, created_ms, state, ended_ms, attempt)
+            select 'old-' || n, 'nothing', '{{}}', 'default', 1, n, n, 'done', n, 1
+            from generate_series(1, {count}) as n""".encode()
+        )
+        db.commit()
+        db.autocommit = True
+        db.execute(f"vacuum analyze {schema}.job".encode())
+
+
+@contextmanager
+def _redis() -> Iterator[Fresh]:
+    with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
+        server = RedisServer(Path(folder), appendonly="yes", appendfsync="everysec").start()
+
+        @contextmanager
+        def fresh() -> Iterator[str]:
+            yield f"{server.url}?namespace={secrets.token_hex(4)}"
+
+        try:
+            yield fresh
+        finally:
+            server.stop()
+
+
 KINDS = {
-    "sqlite": Kind(_sqlite, Goals(50_000, 15_000, 2, 5)),
+    "sqlite": Kind(_sqlite, Goals(50_000, 15_000, 2, 5, together=10)),
     "nats-strict": Kind(_nats("strict"), Goals(30_000, 7_000, 2, 5)),
     "nats-fast": Kind(_nats("fast"), Goals(30_000, 10_000, 2, 5)),
+    "postgresql": Kind(_postgres, Goals(20_000, 4_000, 3, 10), _aged),
+    "redis": Kind(_redis, Goals(40_000, 12_000, 3, 10)),
 }

@@ -41,7 +41,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # A caller that enqueues without a pause still lets others run after this many.
-CHUNK = 4000
+CHUNK = 8000
 
 
 class App:

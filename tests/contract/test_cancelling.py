@@ -18,6 +18,12 @@ async def cancel(h: Harness, id: str = "job") -> Cancelled:
 # --- Waiting
 
 
+async def test_a_job_that_was_ready_counts_as_cancelled_and_no_more(h: Harness) -> None:
+    await h.add(h.job("a"), h.job("b"), h.job("c", priority=3))
+    await h.store.cancel(["a", "c"], now_ms=h.now)
+    assert await h.counts() == {"waiting": 1, "cancelled": 2}
+
+
 async def test_a_waiting_job_is_cancelled_at_once(h: Harness) -> None:
     await h.add(h.job(delay_ms=3_600_000))
     assert await cancel(h) is Cancelled.CANCELLED

@@ -385,6 +385,24 @@ async def test_a_crash_between_handing_over_and_forgetting_doubles_nothing(
     assert left(outbox) == 0
 
 
+async def test_a_store_that_is_away_loses_nothing(
+    outbox: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with by_sqlite3(outbox.where) as connection:
+        outbox.ship.using(connection=connection, delay="1h").enqueue_sync(1)
+    store = (await outbox.app.client()).store
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "add", away)
+        with pytest.raises(StoreUnavailable):
+            await outbox.empty()
+    assert left(outbox) == 1
+    assert await outbox.ids() == ["job"]
+
+
 async def test_several_relays_double_nothing(outbox: Place) -> None:
     with by_sqlite3(outbox.where) as connection:
         jobs = [outbox.ship.using(delay="1h").job(n) for n in range(700)]

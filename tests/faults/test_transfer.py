@@ -117,6 +117,64 @@ async def test_a_move_that_breaks_off_anywhere_is_finished_by_the_next(
     assert not any(queue.paused for queue in await old.store.queues())
 
 
+class Breaking:
+    """Counts the calls to both stores, and breaks off at one of them: before it, or after it."""
+
+    def __init__(self, at: int, *, acted: bool) -> None:
+        self.at, self.acted = at, acted
+        self.calls = 0
+
+    def around(self, store: Store) -> Any:
+        breaking = self
+
+        class Around:
+            def __getattr__(self, name: str) -> Any:
+                step = getattr(store, name)
+
+                async def call(*args: Any, **kwargs: Any) -> Any:
+                    breaking.calls += 1
+                    now = breaking.calls == breaking.at
+                    if now and not breaking.acted:
+                        raise StoreUnavailable("broken off before")
+                    answer = await step(*args, **kwargs)
+                    if now:
+                        raise StoreUnavailable("broken off after")
+                    return answer
+
+                return call
+
+        return Around()
+
+
+@pytest.mark.parametrize("acted", [False, True], ids=["before", "after"])
+async def test_a_move_that_breaks_off_at_any_call_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acted: bool
+) -> None:
+    monkeypatch.setattr(tickwheel.transfer, "PAUSE_S", 0)
+    expected = sorted(f"{n}" for n in range(5))
+    for at in range(1, 100):
+        old, new = KNOWN["memory"](tmp_path), KNOWN["memory"](tmp_path)
+        await old.open()
+        await new.open()
+        await old.add(*(old.job(id, delay_ms=3_600_000) for id in expected))
+        await old.store.put_schedule(Schedule(name="nightly", rule=RULE, next_ms=2 * 10**12))
+        breaking = Breaking(at, acted=acted)
+        broke = False
+        try:
+            await transfer(breaking.around(old.store), breaking.around(new.store))
+        except StoreUnavailable:
+            broke = True
+        await transfer(old.store, new.store)
+        assert (await ids(old.store), await ids(new.store)) == ([], expected), f"at call {at}"
+        assert [each.name for each in await new.store.schedules()] == ["nightly"]
+        assert not any(queue.paused for queue in await old.store.queues())
+        await old.close()
+        await new.close()
+        if not broke:
+            return
+    raise AssertionError("the move has no end")
+
+
 async def test_a_queue_that_was_paused_stays_paused(pair: list[Harness]) -> None:
     old, new = pair
     await old.add(old.job("a", queue="held up"), old.job("b"))

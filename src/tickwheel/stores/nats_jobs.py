@@ -25,7 +25,7 @@ Chunk = list[tuple[str, P, list[Step]]]
 # A step that others keep getting in the way of is given up after so many tries.
 TRIES = 50
 # Batches on their way at the same time: one is made while the server works on another.
-PARALLEL = 4
+PARALLEL = 3
 # Leases of jobs in hand that moved since they were claimed; beyond this they are looked up again.
 REMEMBERED = 100_000
 

@@ -21,8 +21,9 @@ from tickwheel.stores import nats_steps as steps
 from tickwheel.stores.nats_steps import Layout, Standing, Step
 from tickwheel.stores.nats_wire import Message, Wire, delivered_seq, header, publish_line, status
 
-# One atomic batch. The server takes 1,000 messages; bytes are bounded for both sides' memory.
-BATCH = 500
+# One atomic batch: as many messages as the server takes, because each batch has its fixed cost; and
+# no more bytes than both sides can hold.
+BATCH = 1000
 BATCH_BYTES = 8 * 1024 * 1024
 # What one read may ask for, and what its answer may weigh.
 READ_MOST = 400
