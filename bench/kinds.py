@@ -98,8 +98,9 @@ def _aged(url: str, count: int) -> None:
         db.execute(
             f"""insert into {schema}.job
                 (id, task, payload, queue, priority, due_ms, created_ms, state, ended_ms, attempt)
-            select 'old-' || n, 'nothing', '{{}}', 'default', 1, n, n, 'done', n, 1
-            from generate_series(1, {count}) as n""".encode()
+            select 'old-' || n, 'nothing', '{{}}', 'default', 1, now, now, 'done', now, 1
+            from generate_series(1, {count}) as n,
+                 (select (extract(epoch from now()) * 1000)::bigint as now) as clock""".encode()
         )
         db.commit()
         db.autocommit = True

@@ -134,6 +134,8 @@ class Wire:
         self._writer: asyncio.StreamWriter | None = None
         self._up = asyncio.Event()
         self._failure: StoreError | None = None
+        # Why no answer can reach us.
+        self._deaf: Denied | None = None
         self.was_up = False
         self.info: dict[str, Any] = {}
         # Called each time that the connection has come up.
@@ -168,7 +170,7 @@ class Wire:
 
     def send(self, data: bytes) -> None:
         """Send without waiting; raises where the connection is away."""
-        if self._writer is None or not self._up.is_set():
+        if self._writer is None or self._writer.is_closing() or not self._up.is_set():
             why = f": {self._failure}" if self._failure else ""
             raise StoreUnavailable(f"the connection to NATS is away{why}")
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
@@ -195,6 +197,8 @@ class Wire:
         They gather in `got`. With `pull` what that consumer delivers is part of the answer.
         """
         await self._returned()
+        if self._deaf is not None:
+            raise self._deaf
         token = str(next(self._numbers))
         sent = line(f"{self._inbox}.{token}")
         future: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
@@ -297,6 +301,7 @@ class Wire:
             if line.startswith(b"-ERR"):
                 raise Denied(f"nats://{host}:{port} refuses us: {_words(line)}")
         self._learn_servers()
+        self._deaf = None
         for sid, (subject, _) in self._subscriptions.items():
             self._writer.write(f"SUB {subject} {sid}\r\n".encode())
         self.was_up = True
@@ -420,6 +425,8 @@ class Wire:
         failure = Denied(f"NATS forbids this user to {what} {subject!r}")
         # Without the subject that answers come to, nobody ever gets one.
         deaf = not publish and subject.startswith(self._inbox)
+        if deaf:
+            self._deaf = failure
         sent = b"PUB " + subject.encode() + b" "
         told = False
         for pending in self._pending.values():

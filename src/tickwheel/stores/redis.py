@@ -54,6 +54,7 @@ class RedisStore:
         self._options = options
         self._wire: Wire | None = None
         self._news: News | None = None
+        self._turns = asyncio.Lock()
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock | None = None) -> RedisStore:
@@ -79,6 +80,9 @@ class RedisStore:
             await wire.close()
             raise
         self._wire, self._news = wire, News(wire, self._options)
+        # An extend that is answered before a settle that it comes after would tell the holder that
+        # a job was lost which it has just settled itself.
+        self._turns = asyncio.Lock()
 
     async def close(self) -> None:
         wire, news = self._wire, self._news
@@ -146,10 +150,11 @@ class RedisStore:
         extended: list[Job | None] = []
         until_ms = now_ms + lease_ms
         for some in _batches(jobs):
-            answer = await self._step(
-                *("extend", [job.id for job in some], [str(job.fence) for job in some]),
-                *([records.place(job) for job in some], now_ms, until_ms),
-            )
+            async with self._turns:
+                answer = await self._step(
+                    *("extend", [job.id for job in some], [str(job.fence) for job in some]),
+                    *([records.place(job) for job in some], now_ms, until_ms),
+                )
             extended += [
                 None
                 if flag == "0"
@@ -166,12 +171,13 @@ class RedisStore:
         for part in _parts([outcome.record for outcome in outcomes]):
             some = outcomes[part]
             jobs = [settlement.job for settlement in settlements[part]]
-            answer = await self._step(
-                *("settle", now_ms, [job.id for job in jobs], [str(job.fence) for job in jobs]),
-                *([records.place(job) for job in jobs], [each.state for each in some]),
-                *([each.score for each in some], [each.record for each in some]),
-                *([each.ended_ms for each in some], [each.stopped for each in some]),
-            )
+            async with self._turns:
+                answer = await self._step(
+                    *("settle", now_ms, [job.id for job in jobs], [str(job.fence) for job in jobs]),
+                    *([records.place(job) for job in jobs], [each.state for each in some]),
+                    *([each.score for each in some], [each.record for each in some]),
+                    *([each.ended_ms for each in some], [each.stopped for each in some]),
+                )
             answers += _flags(answer)
         return answers
 

@@ -185,10 +185,11 @@ def translated(error: Exception, options: Options) -> StoreError:
         return StoreError(f"{where} forbids what is needed: {words}: see docs/redis.md for the ACL")
     if code := code_of(error):
         return StoreUnavailable(f"{where} refuses for now ({code}): {_FIXES.get(code, words)}")
-    if isinstance(error, wrong.ConnectionError | wrong.ClusterError | OSError):
-        return StoreUnavailable(f"{where} can't be reached: {words}")
+    # Before OSError, of which Python's own TimeoutError is a kind.
     if isinstance(error, wrong.TimeoutError | TimeoutError):
         return StoreUnavailable(f"{where} gave no answer within {options.timeout_s:g} s")
+    if isinstance(error, wrong.ConnectionError | wrong.ClusterError | OSError):
+        return StoreUnavailable(f"{where} can't be reached: {words}")
     if isinstance(error, wrong.RedisClusterException):
         return StoreUnavailable(f"{where}, a cluster, can't be used for now: {words}")
     return StoreError(f"{where}: {words}")
