@@ -18,7 +18,8 @@ class Batcher(Generic[Item, Answer]):
     """Turns calls for one item into calls for many.
 
     `flush` gets at most `limit` items and answers for each, in order; what it raises reaches every
-    caller of that batch. At most `room` calls gather: `send` waits beyond that.
+    caller of that batch. At most `room` calls gather: `send` waits beyond that. Where a whole batch
+    has gathered, it need not wait for the one before: up to `lanes` flushes go side by side.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class Batcher(Generic[Item, Answer]):
         *,
         limit: int = 1000,
         room: int = 20_000,
+        lanes: int = 1,
     ) -> None:
         self._flush = flush
         self._limit = limit
         self._room = room
+        self._lanes = lanes
         self._gathered: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._flushing: asyncio.Task[None] | None = None
+        self._flushing: set[asyncio.Task[None]] = set()
         self._flushed = asyncio.Event()
 
     async def send(self, item: Item) -> Answer:
@@ -47,14 +50,15 @@ class Batcher(Generic[Item, Answer]):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         self._gathered.append((item, answer))
-        if self._flushing is None:
-            self._flushing = loop.create_task(self._run())
+        full = len(self._gathered) >= self._limit and len(self._flushing) < self._lanes
+        if full or not self._flushing:
+            self._flushing.add(loop.create_task(self._run()))
         return answer
 
     async def drained(self) -> None:
         """Wait until everything that was handed over has its answer."""
-        while self._flushing is not None:
-            await asyncio.wait([self._flushing])
+        while self._flushing:
+            await asyncio.wait(self._flushing)
 
     async def _run(self) -> None:
         try:
@@ -64,7 +68,9 @@ class Batcher(Generic[Item, Answer]):
                 await self._answer(batch)
                 self._flushed.set()
         finally:
-            self._flushing = None
+            task = asyncio.current_task()
+            assert task is not None
+            self._flushing.discard(task)
 
     async def _answer(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         try:

@@ -80,7 +80,7 @@ class Client:
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.clock = StoreClock(clock)
-        self._adding: Batcher[Job, bool] = Batcher(store.add)
+        self._adding: Batcher[Job, bool] = Batcher(store.add, lanes=store.lanes)
         self._opening = asyncio.Lock()
         self._open = False
 

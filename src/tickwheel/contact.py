@@ -25,6 +25,8 @@ class Contact:
     def __init__(self, clock: StoreClock) -> None:
         self._clock = clock
         self._away_since_ms: int | None = None
+        # How often the store came back.
+        self._found_count = 0
 
     async def insist(
         self,
@@ -40,10 +42,13 @@ class Contact:
         """
         pause_s = FIRST_S
         while True:
+            began = self._found_count
             try:
                 answer = await step()
             except StoreUnavailable as error:
-                self._lost(error)
+                # One that began before the store came back is no news.
+                if began == self._found_count:
+                    self._lost(error)
             else:
                 self._found()
                 return answer
@@ -63,3 +68,4 @@ class Contact:
             away = span_text(self._clock.now_ms() - self._away_since_ms)
             log.warning("the store is back after %s", away)
             self._away_since_ms = None
+            self._found_count += 1

@@ -112,6 +112,8 @@ class Store(Protocol):
 
     # How long before they are due jobs are handed out.
     ahead_ms: int
+    # How many large steps it gains from having under way at the same time.
+    lanes: int
 
     # --- Life
 

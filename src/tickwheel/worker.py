@@ -100,7 +100,7 @@ class Worker:
         self._deadlines: TimingWheel[Held] = TimingWheel()
         self._contact = Contact(clock)
         self._scheduler = Scheduler(store, tasks, clock, self._contact, schedules or {})
-        self._settling: Batcher[Settlement, bool] = Batcher(self._settle_all)
+        self._settling: Batcher[Settlement, bool] = Batcher(self._settle_all, lanes=store.lanes)
         self._runner = Runner(
             clock,
             threads=options.concurrency,
@@ -115,6 +115,8 @@ class Worker:
         # Set while due jobs find no slot.
         self._crowded = asyncio.Event()
         self._ended_since_claim = 0
+        # How many jobs ended between the last two claims.
+        self._pace = 0
         self._started_ms = clock.now_ms()
 
     # --- Life
@@ -208,19 +210,21 @@ class Worker:
     # --- Claim
 
     def _room(self) -> int:
-        """How many jobs to claim: what can start now, and as many again as ended meanwhile.
+        """How many jobs to claim: what can start now, and twice what ends between two claims.
 
-        The second part keeps the slots of a fast worker busy while the next claim is under way; a
-        slow worker ends little, so it takes little, and idle ones get the work.
+        The second part keeps the slots of a fast worker busy while this claim is under way and the
+        next one; a slow worker ends little meanwhile, so it takes little, and idle ones get the
+        work.
         """
         hand = self._hand
         free = self._options.concurrency - hand.running - hand.ready
-        return max(0, min(free + self._ended_since_claim, self._options.hold - len(hand)))
+        pace = max(self._pace, self._ended_since_claim)
+        return max(0, min(free + 2 * pace, self._options.hold - len(hand)))
 
     async def _claim(self, room: int) -> int:
         if not room:
             return 0
-        self._ended_since_claim = 0
+        self._pace, self._ended_since_claim = self._ended_since_claim, 0
         jobs = await self._contact.insist(
             lambda: self._store.claim(
                 self._options.queues,

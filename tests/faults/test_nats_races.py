@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from stores import NatsHarness
@@ -22,6 +23,7 @@ from tickwheel.job import Cancelled, Job, Outcome, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store
 from tickwheel.stores import nats_ready, nats_stream
+from tickwheel.stores.nats_steps import Step
 
 pytestmark = pytest.mark.slow
 
@@ -342,6 +344,30 @@ async def test_nodes_that_fire_and_change_a_schedule(nats: NatsHarness) -> None:
         assert (await nats.store.get([f"s@{n}"]) != [None]) is any(answers)
     assert fired > 0
     assert await nats.counts() == {"waiting": fired}
+
+
+# --- A fire that is half done
+
+
+FIRING = "a token is spent although the schedule that it came from is only about to go"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason=FIRING)
+async def test_a_claim_in_the_middle_of_a_fire_loses_no_job(nats: NatsHarness) -> None:
+    """A server that fires writes the token first and takes the schedule away after that. On a
+    cluster a worker can be handed the token in between: played here by hand, step by step."""
+    await nats.add(nats.job(delay_ms=HOUR_MS))
+    [shard] = nats.store._shards  # type: ignore[attr-defined]
+    job = await nats.get()
+    token, _ = shard.layout.tokens_of(job)
+    assert await shard.stream.store([Step(token, "", msgspec.json.encode(job))])
+    assert await nats.claim() == [], "its schedule still stands"
+    assert await shard.stream.purge(shard.layout.truth(job.id)) == 1
+    assert await nats.store.get(["job"]) != [None], "the job is nowhere any more"
+    async with asyncio.timeout(10):
+        while not (held := await nats.claim()):
+            await asyncio.sleep(0.05)
+    assert [job.attempt for job in held] == [1]
 
 
 # --- Tokens that came in excess

@@ -253,3 +253,26 @@ def test_a_flush_that_gives_up_does_not_keep_the_next_from_going() -> None:
         assert first.done()
 
     run_virtual(story())
+
+
+def test_whole_batches_go_side_by_side_and_parts_of_one_wait() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush, limit=3, lanes=2)
+        sending = [asyncio.create_task(batcher.send(n)) for n in range(8)]
+        await asyncio.sleep(0.5)
+        # The third batch waits for a lane, although it is not whole.
+        assert sink.batches == [[0, 1, 2], [3, 4, 5]]
+        await asyncio.gather(*sending)
+        assert sink.batches == [[0, 1, 2], [3, 4, 5], [6, 7]]
+        assert now() == 2
+        await batcher.drained()
+        # Little does not go beside what is under way: it gathers.
+        first = asyncio.create_task(batcher.send(8))
+        await asyncio.sleep(0.5)
+        second = asyncio.create_task(batcher.send(9))
+        await asyncio.gather(first, second)
+        assert sink.batches[3:] == [[8], [9]]
+        assert now() == 4
+
+    run_virtual(story())

@@ -30,6 +30,8 @@ _Entry = tuple[int, int, str]
 class MemoryStore:
     """Keeps the contract for as long as the process lives."""
 
+    lanes = 1
+
     def __init__(self, *, clock: Clock | None = None, ahead_ms: int = 1000) -> None:
         self.ahead_ms = ahead_ms
         self._clock = clock or SystemClock()

@@ -23,7 +23,8 @@ P = TypeVar("P")
 Chunk = list[tuple[str, P, list[Step]]]
 
 # A step that others keep getting in the way of is given up after so many tries.
-TRIES = 50
+TRIES = 40
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
 # Batches on their way at the same time: one is made while the server works on another.
 PARALLEL = 3
 # Leases of jobs in hand that moved since they were claimed; beyond this they are looked up again.
@@ -56,7 +57,7 @@ class Jobs:
         """
         carried: dict[str, tuple[P, int]] = {}
         todo = plans
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             refused: dict[str, P] = {}
             await in_parallel(
                 self._carry(chunk, carried, refused) for chunk in _chunked(todo, write)
@@ -66,6 +67,8 @@ class Jobs:
             seen = await self._stream.read(refused)
             thought = {id: again(plan, seen.get(id)) for id, plan in refused.items()}
             todo = {id: plan for id, plan in thought.items() if plan is not None}
+            if todo:
+                await asyncio.sleep(min(FIRST_PAUSE_S * 2**tries, LONGEST_PAUSE_S))
         raise StoreUnavailable("others kept changing the same jobs")
 
     async def _carry(
@@ -102,23 +105,40 @@ class Jobs:
     ) -> list[Job]:
         """Take the jobs of these tokens that nobody else took; spends the tokens."""
 
-        def taken(job: Job) -> Job:
+        def taken(token: Token) -> Job:
+            job = token.standing.job
             if job.state is State.RUNNING and job.asked:
                 return life.cancelled(job, now_ms=now_ms)
             return life.claimed(job, worker=worker, fence=0, now_ms=now_ms, lease_ms=lease_ms)
 
         layout = self._layout
-        plans = {each.standing.job.id: taken(each.standing.job) for each in tokens}
-        carried = await self._move(
-            plans,
-            lambda job: [layout.step(job, layout.only_a_token(job.id), now_ms=now_ms)],
-            lambda job, seen: job if seen is not None and not seen.kind else None,
-        )
+        current = await self._current(tokens)
+        jobs = {token.standing.job.id: taken(token) for token in current}
+
+        def write(token: Token) -> list[Step]:
+            id = token.standing.job.id
+            return [layout.step(jobs[id], layout.only_a_token(id), now_ms=now_ms)]
+
+        plans = {token.standing.job.id: token for token in current}
+        carried = await self._move(plans, write, _still_counts)
         self._stream.ack(tokens)
         return [
             _replace(job, fence=carried[id][1])
-            for id, job in plans.items()
+            for id, job in jobs.items()
             if id in carried and job.state is State.RUNNING
+        ]
+
+    async def _current(self, tokens: Sequence[Token]) -> Sequence[Token]:
+        """The tokens that are up to date. One that is delivered again was once in another hand: the
+        job may have been claimed and lost since, and then a later token tells of it."""
+        again = [token.standing.job.id for token in tokens if token.again]
+        if not again:
+            return tokens
+        seen = await self._stream.read(again)
+        return [
+            token
+            for token in tokens
+            if not token.again or _still_counts(token, seen.get(token.standing.job.id)) is not None
         ]
 
     async def put_back(self, tokens: Sequence[Token]) -> None:
@@ -133,7 +153,7 @@ class Jobs:
                     msgspec.json.encode(token.standing.job),
                 )
             ],
-            lambda token, seen: token if seen is not None and not seen.kind else None,
+            _still_counts,
         )
         self._stream.ack(tokens)
 
@@ -274,13 +294,15 @@ class Jobs:
         for id, standing in seen.items():
             if not standing.job.state.ended:
                 continue
-            # Its tokens first, and only what we saw: one put back meanwhile is a later message.
-            # By literal subjects, or the server's counts would not follow.
-            before_seq = standing.seq + 1
-            for subject in self._layout.tokens_of(standing.job):
-                await self._stream.purge(subject, before_seq=before_seq)
-            if await self._stream.purge(standing.subject, before_seq=before_seq):
+            # Only what we saw: a job that was put back meanwhile is a later message. By literal
+            # subjects, or the server's counts would not follow. A token that a schedule wrote at
+            # the last moment must not outlive the job: it goes before it, and once more after it.
+            token = self._layout.token_of(standing.job)
+            await self._stream.purge(token, before_seq=standing.seq + 1)
+            if await self._stream.purge(standing.subject, before_seq=standing.seq + 1):
                 deleted.add(id)
+                last: int = (await self._stream.info())["state"]["last_seq"]
+                await self._stream.purge(token, before_seq=last + 1)
         return deleted
 
     async def prune(self, state: State, *, before_ms: int, limit: int) -> int:
@@ -300,17 +322,19 @@ class Jobs:
                 old.append(standing)
             if not old:
                 break
-            await self._spend_tokens(each.job.id for each in old)
+            await self._spend_tokens(old)
             pruned += await self._stream.purge(subject, before_seq=old[-1].seq + 1)
             if len(old) < wanted:
                 break
         return pruned
 
-    async def _spend_tokens(self, ids: Iterable[str]) -> None:
-        """A token that outlived its job would run it again once nothing else stands for it."""
-        subjects = [self._layout.ready_of(id) for id in ids]
-        for subject, seq, _ in await self._stream.last_of(subjects):
-            await self._stream.purge(subject, before_seq=seq + 1)
+    async def _spend_tokens(self, ended: Sequence[Standing]) -> None:
+        """A token that outlived its job would run it again once nothing else stands for it. A later
+        one is that of a job that was put back."""
+        by_token = {self._layout.token_of(each.job): each.seq for each in ended}
+        for subject, seq, _ in await self._stream.last_of(list(by_token)):
+            if seq < by_token[subject]:
+                await self._stream.purge(subject, before_seq=seq + 1)
 
     # --- Schedules
 
@@ -338,7 +362,9 @@ class Jobs:
         after = _replace(schedule, fence=0, next_ms=next_ms, last_id=last_id)
         check = Check(subject, schedule.fence)
         move = Step(subject, check.headers, msgspec.json.encode(after))
-        new = {job.id: job for job in reversed(jobs)}
+        new: dict[str, Job] = {}
+        for job in jobs:
+            new.setdefault(job.id, job)
         for _ in range(TRIES):
             adds = [self._new(job) for job in new.values()]
             if len(adds) >= BATCH or sum(len(each.body) for each in adds) > BATCH_BYTES:
@@ -386,6 +412,17 @@ class Jobs:
 
 
 _as_schedule = msgspec.json.Decoder(Schedule).decode
+
+
+def _still_counts(token: Token, seen: Standing | None) -> Token | None:
+    """A token, if what stands now for its job says that it counts."""
+    if seen is None:
+        return None
+    if not seen.kind:
+        return token if seen.seq == token.standing.seq else None
+    # The server writes the token first and drops the schedule it came from a moment later.
+    going = seen.subject == token.scheduler and seen.seq < token.standing.seq
+    return token if going else None
 
 
 def _holds(job: Job, seen: Standing | None, now_ms: int) -> bool:

@@ -57,11 +57,11 @@ class Finder:
         layout, queue = self._layout, query.queue
         waiting = [layout.of_kind(steps.WAITING, queue)]
         tokens = [layout.ready(queue, "*")]
-        lost = [layout.ready(queue, steps.LOST)]
         running = [layout.of_kind(kind, queue) for kind in _RUNNING]
         forwards = {
             State.WAITING: waiting + tokens,
-            State.RUNNING: running + lost,
+            # A job whose lease ran out is a token that still says who had it.
+            State.RUNNING: running + tokens,
             None: waiting + tokens + running,
         }.get(query.state, [])
         ended = [
@@ -114,7 +114,6 @@ def _after(standing: Standing, backwards: bool) -> int:
 _STATES = {
     steps.WAITING: State.WAITING,
     RUNNING: State.RUNNING,
-    f"r{steps.LOST}": State.RUNNING,
     steps.DONE: State.DONE,
     steps.DEAD: State.DEAD,
     steps.CANCELLED: State.CANCELLED,
@@ -125,7 +124,8 @@ _STATES = {
 def counted(consumers: Iterable[dict[str, Any]]) -> list[QueueInfo]:
     """Queues from what their consumers have before them.
 
-    A token that was delivered and not spent yet is left out: its job is being claimed.
+    A token that was delivered and not spent yet is left out: its job is being claimed. One of a job
+    whose lease ran out counts as waiting, for it waits for another worker.
     """
     counts: dict[str, dict[str, int]] = {}
     paused: set[str] = set()

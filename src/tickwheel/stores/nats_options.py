@@ -56,7 +56,8 @@ class Options:
     # A user without a password is a token: neither is for anybody's log.
     user: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
-    replicas: int = 1
+    # None leaves a stream that is there as it is.
+    replicas: int | None = None
     shards: int = 1
     ahead_ms: int = AHEAD_MS
     # What the operator says of the server's sync_interval; empty where nothing was said.
@@ -76,7 +77,7 @@ class Options:
         place, _, query = rest.partition("?")
         given = _query(query)
         options = cls([]) if scheme == "nats+embedded" else _at(place)
-        options.replicas = _number("replicas", given, 1, 5)
+        options.replicas = _number("replicas", given, 1, 5) if "replicas" in given else None
         options.shards = _number("shards", given, 1, SHARDS)
         options.ahead_ms = _ahead(given.get("ahead"))
         options.durability = _one_of("durability", given, ("", "strict", "fast"))

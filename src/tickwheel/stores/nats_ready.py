@@ -24,7 +24,7 @@ LONG_S = 0.05
 
 # A queue and a priority: what one consumer of the server's hands out.
 Source = tuple[str, str]
-RANKS = (steps.LOST, *steps.PRIORITIES)
+RANKS = steps.PRIORITIES
 
 
 class Ready:

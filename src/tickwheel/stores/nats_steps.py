@@ -6,7 +6,7 @@ One message per job, which moves. Subjects, below a prefix such as `tw.default.0
     t.l|m.<queue>.<id>         running: a schedule at the end of the lease
     t.j|k.<queue>.<id>         running, and asked to stop
     t.d|x|c.<queue>.<id>       done, dead, cancelled
-    r.<queue>.<priority>.<id>  a token: the job can be claimed; x for one whose lease ran out
+    r.<queue>.<priority>.<id>  a token: the job waits and can be claimed, or its lease ran out
     k.<name>                   a schedule of ours: cron and intervals
     w.<name>, b.<key>          a worker that lives; a token bucket
 
@@ -32,8 +32,6 @@ from tickwheel.span import moment
 WAITING, DONE, DEAD, CANCELLED = "s", "d", "x", "c"
 RUNNING, ASKED = ("l", "m"), ("j", "k")
 ENDED = {State.DONE: DONE, State.DEAD: DEAD, State.CANCELLED: CANCELLED}
-# The token of a job whose lease ran out; other tokens have their priority here.
-LOST = "x"
 PRIORITIES = tuple(str(int(priority)) for priority in sorted(Priority, reverse=True))
 
 # Long after every schedule that anybody meant.
@@ -122,11 +120,9 @@ class Layout:
     def ready(self, queue: str | None, priority: str) -> str:
         return f"{self.prefix}.r.{'*' if queue is None else token(queue)}.{priority}.*"
 
-    def tokens_of(self, job: Job) -> list[str]:
-        return [self._token_of(job, kind) for kind in (str(job.priority), LOST)]
-
-    def _token_of(self, job: Job, priority: str) -> str:
-        return f"{self.prefix}.r.{token(job.queue)}.{priority}.{token(job.id)}"
+    def token_of(self, job: Job) -> str:
+        """One subject, whoever writes to it: a later token takes the place of an earlier one."""
+        return f"{self.prefix}.r.{token(job.queue)}.{job.priority}.{token(job.id)}"
 
     # --- Checks
 
@@ -154,7 +150,7 @@ class Layout:
             headers += f"Nats-Schedule-Next: purge\r\nNats-Scheduler: {drop}\r\n"
         body = _encode(job)
         if job.state is State.WAITING:
-            target = self._token_of(job, str(job.priority))
+            target = self.token_of(job)
             start_ms = job.due_ms - self._ahead_ms
             if start_ms <= now_ms:
                 return Step(target, headers, body)
@@ -164,7 +160,7 @@ class Layout:
             assert job.lease_until_ms is not None
             kinds = ASKED if job.asked else RUNNING
             subject = self._truth_of(job, kinds[other_than == kinds[0]])
-            schedule = _schedule(job.lease_until_ms, self._token_of(job, LOST))
+            schedule = _schedule(job.lease_until_ms, self.token_of(job))
             return Step(subject, headers + schedule, body)
         return Step(self._truth_of(job, ENDED[job.state]), headers, body)
 
@@ -185,7 +181,7 @@ class Layout:
         Only a schedule can be dropped by a message, so the ended job becomes one first.
         """
         headers = self.as_left(standing).headers
-        target = self._token_of(job, str(job.priority))
+        target = self.token_of(job)
         headers += f"Nats-Schedule: {NEVER}\r\nNats-Schedule-Target: {target}\r\n"
         first = Step(standing.subject, headers, _encode(standing.job))
         return [first, self.step(job, None, now_ms=now_ms, drop=standing.subject)]

@@ -19,7 +19,15 @@ import msgspec
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
 from tickwheel.stores import nats_steps as steps
 from tickwheel.stores.nats_steps import Layout, Standing, Step
-from tickwheel.stores.nats_wire import Message, Wire, delivered_seq, header, publish_line, status
+from tickwheel.stores.nats_wire import (
+    Message,
+    Wire,
+    delivered_seq,
+    deliveries,
+    header,
+    publish_line,
+    status,
+)
 
 # One atomic batch: as many messages as the server takes, because each batch has its fixed cost; and
 # no more bytes than both sides can hold.
@@ -49,16 +57,22 @@ class Token:
 
     standing: Standing
     ack: str
+    # The schedule that wrote it; it goes a moment after its token comes.
+    scheduler: str
+    # Whether it was delivered before: then it may be out of date.
+    again: bool
 
 
 class Stream:
     """A stream, by its layout, over a connection that somebody else keeps."""
 
-    def __init__(self, wire: Wire, layout: Layout, *, replicas: int) -> None:
+    def __init__(self, wire: Wire, layout: Layout, *, replicas: int | None) -> None:
         self._wire = wire
         self._layout = layout
         self._name = layout.stream
-        self._replicas = replicas
+        # What was asked for; None leaves the stream as it is, and makes a new one with one.
+        self._asked = replicas
+        self._replicas = replicas or 1
         self._queues: set[str] = set()
 
     # --- The server's API
@@ -113,6 +127,8 @@ class Stream:
             await self._prove()
             return
         stored = _must(found)["config"]
+        if self._asked is None:
+            self._replicas = stored["num_replicas"]
         schema = int(stored.get("metadata", {}).get("tickwheel-schema", 0))
         if schema > SCHEMA:
             raise StoreIncompatible(
@@ -273,7 +289,8 @@ class Stream:
 
     def token_of(self, message: Message) -> Token:
         standing = steps.standing(message.subject, delivered_seq(message), message.data)
-        return Token(standing, message.reply)
+        again = deliveries(message) > 1
+        return Token(standing, message.reply, header(message, b"Nats-Scheduler"), again)
 
     def ack(self, tokens: Sequence[Token]) -> None:
         """Spend tokens, without waiting: one that is left over is found out at its claim."""
@@ -298,10 +315,7 @@ class Stream:
 
     def consumers(self, queue: str) -> list[dict[str, Any]]:
         layout = self._layout
-        filters = {
-            f"r{priority}": [layout.ready(queue, priority)]
-            for priority in (*steps.PRIORITIES, steps.LOST)
-        }
+        filters = {f"r{priority}": [layout.ready(queue, priority)] for priority in steps.PRIORITIES}
         kinds = (steps.WAITING, steps.DONE, steps.DEAD, steps.CANCELLED)
         filters |= {kind: [layout.of_kind(kind, queue)] for kind in kinds}
         running = (*steps.RUNNING, *steps.ASKED)
@@ -339,7 +353,7 @@ class Stream:
     async def pause(self, queue: str, paused: bool) -> None:
         await self.ensure_queue(queue)
         until = {"pause_until": "2200-01-01T00:00:00Z"} if paused else {}
-        for priority in (*steps.PRIORITIES, steps.LOST):
+        for priority in steps.PRIORITIES:
             name = consumer_name(queue, f"r{priority}")
             _must(await self.api(f"CONSUMER.PAUSE.{self._name}.{name}", until))
 

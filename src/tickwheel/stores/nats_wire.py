@@ -453,5 +453,11 @@ def delivered_seq(message: Message) -> int:
     return int(tokens[5] if len(tokens) == ACK_TOKENS else tokens[7])
 
 
+def deliveries(message: Message) -> int:
+    """How often a message was delivered, this time included."""
+    tokens = message.reply.split(".")
+    return int(tokens[4] if len(tokens) == ACK_TOKENS else tokens[6])
+
+
 def _words(line: bytes) -> str:
     return line[5:].decode(errors="replace").strip().strip("'")

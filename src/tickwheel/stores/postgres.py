@@ -48,6 +48,8 @@ MIGRATE_MS = 24 * 3_600_000
 class PostgresStore:
     """Keeps jobs in one schema of a PostgreSQL database."""
 
+    lanes = 1
+
     def __init__(self, options: Options) -> None:
         self.ahead_ms = options.ahead_ms
         self._options = options

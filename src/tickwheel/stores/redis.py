@@ -49,6 +49,8 @@ _worker = msgspec.json.Decoder(WorkerInfo).decode
 class RedisStore:
     """Keeps jobs in one Redis server, or in one slot of a cluster."""
 
+    lanes = 1
+
     def __init__(self, options: Options) -> None:
         self.ahead_ms = options.ahead_ms
         self._options = options

@@ -40,6 +40,8 @@ BATCH = 1000
 class SqliteStore:
     """Keeps jobs in one SQLite file."""
 
+    lanes = 1
+
     def __init__(
         self,
         path: str | Path,

@@ -30,6 +30,10 @@ class FaultyStore:
     def ahead_ms(self) -> int:
         return self._store.ahead_ms
 
+    @property
+    def lanes(self) -> int:
+        return self._store.lanes
+
     def twin(self) -> FaultyStore:
         return self
 
