@@ -17,6 +17,8 @@ T = TypeVar("T")
 log = logging.getLogger("tickwheel")
 
 FIRST_S, LONGEST_S = 0.05, 2.0
+# Without a failure for this long, the store is back.
+STEADY_MS = 3_000
 
 
 class Contact:
@@ -25,8 +27,7 @@ class Contact:
     def __init__(self, clock: StoreClock) -> None:
         self._clock = clock
         self._away_since_ms: int | None = None
-        # How often the store came back.
-        self._found_count = 0
+        self._lost_ms = 0
 
     async def insist(
         self,
@@ -42,13 +43,10 @@ class Contact:
         """
         pause_s = FIRST_S
         while True:
-            began = self._found_count
             try:
                 answer = await step()
             except StoreUnavailable as error:
-                # One that began before the store came back is no news.
-                if began == self._found_count:
-                    self._lost(error)
+                self._lost(error)
             else:
                 self._found()
                 return answer
@@ -59,13 +57,16 @@ class Contact:
             pause_s = min(pause_s * 2, longest_s)
 
     def _lost(self, error: StoreUnavailable) -> None:
+        self._lost_ms = self._clock.now_ms()
         if self._away_since_ms is None:
-            self._away_since_ms = self._clock.now_ms()
+            self._away_since_ms = self._lost_ms
             log.warning("the store is away, trying on: %s", error)
 
     def _found(self) -> None:
-        if self._away_since_ms is not None:
-            away = span_text(self._clock.now_ms() - self._away_since_ms)
+        """A store that comes back may stumble a few times: it is said once it has been steady."""
+        if self._away_since_ms is None:
+            return
+        if self._clock.now_ms() - self._lost_ms >= STEADY_MS:
+            away = span_text(self._lost_ms - self._away_since_ms)
             log.warning("the store is back after %s", away)
             self._away_since_ms = None
-            self._found_count += 1

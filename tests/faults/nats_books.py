@@ -159,7 +159,7 @@ class Books:
     async def day(self, stores: list[Store], trouble: Callable[[], Awaitable[None]]) -> None:
         """Open the shop, let the trouble run its course, close, and work off what is left."""
         first, second, *others = stores
-        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             for n, store in enumerate(others):
                 group.create_task(self.worker(store, f"w{n}"))
             group.create_task(self.customer(first, "a"))

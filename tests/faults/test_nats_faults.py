@@ -36,7 +36,6 @@ MOST = 60
 
 # A token says how its job stood when it was written. Its claim checks that nothing else stands for
 # the id, but not that no later token was written, so one that was delivered twice can count twice.
-STALE = "a token that is out of date is claimed as it was"
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +97,6 @@ async def insist(case: Case, h: NatsHarness, store: Store, before: object) -> tu
                 assert failed < 3, "one lost message made it fail again and again"
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=STALE)
 async def test_a_claim_whose_acks_are_lost_counts_its_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,7 +116,6 @@ async def test_a_claim_whose_acks_are_lost_counts_its_attempt(
 # --- What else a step promises
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="fire stores its jobs in reverse")
 async def test_the_jobs_of_a_tick_keep_their_order() -> None:
     async with line() as (h, _, store):
         schedule = await store.put_schedule(Schedule(name="s", rule="{}", next_ms=1))
@@ -126,9 +123,6 @@ async def test_the_jobs_of_a_tick_keep_their_order() -> None:
         assert await h.claim_ids() == [f"s@{n}" for n in range(5)]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a bucket is forgotten before it is full again"
-)
 async def test_a_slow_bucket_is_remembered_until_it_is_full_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -360,7 +354,6 @@ async def opened(url: str) -> AsyncIterator[Store]:
 # --- The server is killed
 
 
-@pytest.mark.xfail(strict=False, raises=AssertionError, reason=STALE)
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_server_killed_again_and_again_loses_nothing(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -193,8 +193,6 @@ def memory_kb(pid: int) -> int:
 
 # --- Shards
 
-TURNED = "a claim turns the list of shards, and ids are looked for in another one"
-
 
 @pytest.fixture
 def sharded(server: Server, runner: asyncio.Runner) -> Iterator[NatsHarness]:
@@ -204,7 +202,6 @@ def sharded(server: Server, runner: asyncio.Runner) -> Iterator[NatsHarness]:
     runner.run(harness.close())
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=TURNED)
 async def test_jobs_stay_where_they_are_whatever_was_asked_before(sharded: NatsHarness) -> None:
     ids = [f"{n}" for n in range(60)]
     await sharded.add(*(sharded.job(id) for id in ids))
@@ -216,7 +213,6 @@ async def test_jobs_stay_where_they_are_whatever_was_asked_before(sharded: NatsH
     assert await sharded.counts() == {"waiting": 60}
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=TURNED)
 async def test_the_life_of_jobs_in_three_shards(sharded: NatsHarness) -> None:
     ids = [f"{n}" for n in range(60)]
     twin = await sharded.twin()
@@ -242,7 +238,6 @@ async def test_the_life_of_jobs_in_three_shards(sharded: NatsHarness) -> None:
     assert await sharded.store.delete(ids) == [False] * 60
 
 
-@pytest.mark.xfail(strict=False, raises=AssertionError, reason=TURNED)
 async def test_claims_at_once_on_one_handle_of_three_shards(sharded: NatsHarness) -> None:
     await sharded.add(*sharded.jobs(300))
     claims = await asyncio.gather(*(sharded.claim(30, worker=f"{n}") for n in range(6)))
@@ -252,7 +247,6 @@ async def test_claims_at_once_on_one_handle_of_three_shards(sharded: NatsHarness
     assert await sharded.counts() == {"running": 300}
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=TURNED)
 async def test_a_tick_fires_beside_its_schedule_in_any_shard(sharded: NatsHarness) -> None:
     twin = await sharded.twin()
     names = [f"nightly-{n}" for n in range(12)]
@@ -269,7 +263,6 @@ async def test_a_tick_fires_beside_its_schedule_in_any_shard(sharded: NatsHarnes
     assert len(await sharded.claim(100)) == 12
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=TURNED)
 async def test_what_is_not_of_a_shard_is_found_by_every_handle(sharded: NatsHarness) -> None:
     """Workers, buckets and pauses, after any number of claims."""
     twin = await sharded.twin()
@@ -287,7 +280,6 @@ async def test_what_is_not_of_a_shard_is_found_by_every_handle(sharded: NatsHarn
     assert len(await sharded.claim(100)) == 9
 
 
-@pytest.mark.xfail(strict=False, raises=AssertionError, reason=TURNED)
 async def test_a_worker_on_three_shards(server: Server) -> None:
     url = f"{server.url}/{secrets.token_hex(6)}?shards=3"
     app = App(url)
@@ -310,9 +302,6 @@ async def test_a_worker_on_three_shards(server: Server) -> None:
     assert len([n for n in ran if n >= 0]) == 1_020, "each once"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="nothing remembers the number of shards"
-)
 async def test_another_number_of_shards_is_refused(sharded: NatsHarness) -> None:
     """Ids would be looked for in the wrong stream: jobs lost from sight, and added twice."""
     store = open_store(sharded._url.replace("shards=3", "shards=2"))

@@ -48,7 +48,7 @@ class Shard:
         self, wire: Wire, options: Options, number: int, now_ms: Callable[[], int]
     ) -> None:
         self.layout = Layout(options.namespace, number, options.ahead_ms)
-        self.stream = Stream(wire, self.layout, replicas=options.replicas)
+        self.stream = Stream(wire, self.layout, replicas=options.replicas, shards=options.shards)
         self.jobs = Jobs(self.stream, self.layout, now_ms)
         self.ready = Ready(wire, self.stream, self.layout, self.jobs)
         self.finder = Finder(self.stream, self.layout, self.jobs)
@@ -185,7 +185,11 @@ class NatsStore:
             tokens = await shard.ready.take(wanted, share)
             if tokens:
                 claimed += await shard.jobs.claim(
-                    tokens, worker=worker, now_ms=now_ms, lease_ms=lease_ms
+                    tokens,
+                    worker=worker,
+                    now_ms=now_ms,
+                    lease_ms=lease_ms,
+                    leave=shard.ready.keep,
                 )
         return claimed
 

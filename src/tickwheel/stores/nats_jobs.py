@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ Chunk = list[tuple[str, P, list[Step]]]
 
 # A step that others keep getting in the way of is given up after so many tries.
 TRIES = 40
+# A schedule that fires is gone within so many tries, or its token is left for later.
+PATIENCE = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
 # Batches on their way at the same time: one is made while the server works on another.
 PARALLEL = 3
@@ -101,9 +104,18 @@ class Jobs:
     # --- Claim
 
     async def claim(
-        self, tokens: Sequence[Token], *, worker: str, now_ms: int, lease_ms: int
+        self,
+        tokens: Sequence[Token],
+        *,
+        worker: str,
+        now_ms: int,
+        lease_ms: int,
+        leave: Callable[[Sequence[Token]], None],
     ) -> list[Job]:
-        """Take the jobs of these tokens that nobody else took; spends the tokens."""
+        """Take the jobs of these tokens that nobody else took; spends the tokens.
+
+        Those about which nothing is known yet are left: they may count later.
+        """
 
         def taken(token: Token) -> Job:
             job = token.standing.job
@@ -119,9 +131,26 @@ class Jobs:
             id = token.standing.job.id
             return [layout.step(jobs[id], layout.only_a_token(id), now_ms=now_ms)]
 
+        left: list[Token] = []
+        tries: Counter[str] = Counter()
+
+        def again(token: Token, seen: Standing | None) -> Token | None:
+            counts = _still_counts(token, seen)
+            tries[token.standing.job.id] += 1
+            if counts is not None and tries[token.standing.job.id] > PATIENCE:
+                left.append(token)
+                return None
+            return counts
+
         plans = {token.standing.job.id: token for token in current}
-        carried = await self._move(plans, write, _still_counts)
-        self._stream.ack(tokens)
+        try:
+            carried = await self._move(plans, write, again)
+            self._stream.ack([token for token in tokens if token not in left])
+        except BaseException:
+            left = list(tokens)
+            raise
+        finally:
+            leave(left)
         return [
             _replace(job, fence=carried[id][1])
             for id, job in jobs.items()
@@ -143,17 +172,16 @@ class Jobs:
 
     async def put_back(self, tokens: Sequence[Token]) -> None:
         """Make tokens that were delivered here ready again, for whoever asks next."""
-        layout = self._layout
+
+        def write(token: Token) -> list[Step]:
+            # Exactly as it was delivered: nobody claimed, changed or forgot the job since.
+            standing = token.standing
+            check = Check(self._layout.anywhere(standing.job.id), standing.seq)
+            return [Step(standing.subject, check.headers, msgspec.json.encode(standing.job))]
+
+        # Where something else stands by now, the token is spent, or is no longer the last.
         await self._move(
-            {token.standing.job.id: token for token in tokens},
-            lambda token: [
-                Step(
-                    token.standing.subject,
-                    layout.only_a_token(token.standing.job.id).headers,
-                    msgspec.json.encode(token.standing.job),
-                )
-            ],
-            _still_counts,
+            {token.standing.job.id: token for token in tokens}, write, lambda _, seen: None
         )
         self._stream.ack(tokens)
 
@@ -299,9 +327,10 @@ class Jobs:
             # the last moment must not outlive the job: it goes before it, and once more after it.
             token = self._layout.token_of(standing.job)
             await self._stream.purge(token, before_seq=standing.seq + 1)
+            # While the job stands, its id is taken: up to here no token can be that of a new one.
+            last: int = (await self._stream.info())["state"]["last_seq"]
             if await self._stream.purge(standing.subject, before_seq=standing.seq + 1):
                 deleted.add(id)
-                last: int = (await self._stream.info())["state"]["last_seq"]
                 await self._stream.purge(token, before_seq=last + 1)
         return deleted
 

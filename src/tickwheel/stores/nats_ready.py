@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tickwheel.errors import StoreError
 from tickwheel.stores import nats_steps as steps
@@ -66,22 +67,31 @@ class Ready:
             noted = {queue: self._follow(queue) for queue in queues}
             tokens = [each for each in self._spare if each.standing.job.queue in noted]
             self._spare = [each for each in self._spare if each.standing.job.queue not in noted]
-            await self._pull_all(list(noted), limit, tokens)
-            for pause_s in AGAIN_S:
-                patient = not tokens and pause_s < LONG_S
-                late = self._late(new, list(noted) if patient else [], tokens)
-                if not late:
-                    break
-                await asyncio.sleep(pause_s)
-                await self._pull(late, limit, tokens)
+            try:
+                await self._gather(new, list(noted), limit, tokens)
+            except BaseException:
+                self.keep(tokens)
+                raise
             tokens.sort(key=_order)
-            self._keep(tokens[limit:])
+            self.keep(tokens[limit:])
             for queue, news in noted.items():
                 if len(tokens) < limit:
                     self._seen[queue] = news
                 else:
                     self._seen.pop(queue, None)
             return tokens[:limit]
+
+    async def _gather(
+        self, new: list[str], queues: list[str], limit: int, tokens: list[Token]
+    ) -> None:
+        await self._pull_all(queues, limit, tokens)
+        for pause_s in AGAIN_S:
+            patient = not tokens and pause_s < LONG_S
+            late = self._late(new, queues if patient else [], tokens)
+            if not late:
+                return
+            await asyncio.sleep(pause_s)
+            await self._pull(late, limit, tokens)
 
     def _late(
         self, new: list[str], followed: list[str], tokens: Sequence[Token] = ()
@@ -115,25 +125,30 @@ class Ready:
                 await self._pull(rank, limit - have, tokens)
 
     async def _pull(self, sources: list[Source], count: int, tokens: list[Token]) -> None:
-        answers = await asyncio.gather(
-            *(self._stream.pull(queue, priority, count) for queue, priority in sources),
-            return_exceptions=True,
-        )
-        for source, answer in zip(sources, answers, strict=True):
-            if isinstance(answer, BaseException):
-                self._plenty.discard(source)
-                continue
-            tokens += answer
-            (self._plenty.add if len(answer) == count else self._plenty.discard)(source)
+        pulls = [
+            asyncio.create_task(self._stream.pull(queue, priority, count))
+            for queue, priority in sources
+        ]
+        try:
+            await asyncio.wait(pulls)
+        finally:
+            # Also where we are cancelled: what was delivered is in our hand.
+            for pull in pulls:
+                pull.cancel()
+            answers = await asyncio.gather(*pulls, return_exceptions=True)
+            for source, answer in zip(sources, answers, strict=True):
+                found = [] if isinstance(answer, BaseException) else answer
+                tokens += found
+                (self._plenty.add if len(found) == count else self._plenty.discard)(source)
         for answer in answers:
             if isinstance(answer, BaseException):
-                self._keep(tokens)
                 raise answer
 
     # --- Spare tokens: delivered here, not wanted yet
 
-    def _keep(self, tokens: list[Token]) -> None:
-        self._spare += tokens
+    def keep(self, tokens: Sequence[Token]) -> None:
+        """Hold tokens for the next claim. By then they may be out of date."""
+        self._spare += [replace(token, again=True) for token in tokens]
         if self._spare and self._returning is None:
             self._returning = asyncio.create_task(self._return_later(), name="tickwheel-spare")
 
@@ -205,7 +220,7 @@ class Ready:
 
     def returned(self, message: Message) -> None:
         """Something was delivered that nobody waits for any more: it is spare."""
-        self._keep([self._stream.token_of(message)])
+        self.keep([self._stream.token_of(message)])
 
 
 def _order(token: Token) -> tuple[int, int]:

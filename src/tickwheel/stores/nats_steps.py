@@ -34,6 +34,9 @@ RUNNING, ASKED = ("l", "m"), ("j", "k")
 ENDED = {State.DONE: DONE, State.DEAD: DEAD, State.CANCELLED: CANCELLED}
 PRIORITIES = tuple(str(int(priority)) for priority in sorted(Priority, reverse=True))
 
+# This close to its end a lease may already be firing, by the server's clock.
+CLOSE_MS = 1_000
+
 # Long after every schedule that anybody meant.
 NEVER = "@at 2200-01-01T00:00:00Z"
 
@@ -139,11 +142,19 @@ class Layout:
     # --- Steps
 
     def step(
-        self, job: Job, check: Check | None, *, now_ms: int, drop: str = "", other_than: str = ""
+        self,
+        job: Job,
+        check: Check | None,
+        *,
+        now_ms: int,
+        drop: str = "",
+        other_than: str = "",
+        firing: bool = False,
     ) -> Step:
         """The message that makes the job stand as it is, and drops the schedule it stood as.
 
-        `other_than` is the kind that a running job leaves.
+        `other_than` is the kind that a running job leaves. `firing` says that the dropped schedule
+        may be about to fire: its token would take the place of ours, so we leave none alone.
         """
         headers = check.headers if check else ""
         if drop:
@@ -152,7 +163,7 @@ class Layout:
         if job.state is State.WAITING:
             target = self.token_of(job)
             start_ms = job.due_ms - self._ahead_ms
-            if start_ms <= now_ms:
+            if start_ms <= now_ms and not firing:
                 return Step(target, headers, body)
             subject = self._truth_of(job, WAITING)
             return Step(subject, headers + _schedule(start_ms, target), body)
@@ -167,12 +178,14 @@ class Layout:
     def step_from(self, standing: Standing, job: Job, *, now_ms: int) -> Step:
         """The message that moves a job on from where it stands."""
         scheduled = standing.kind and standing.kind not in ENDED.values()
+        lease_ms = (standing.job.lease_until_ms or now_ms + CLOSE_MS) - now_ms
         return self.step(
             job,
             self.as_left(standing),
             now_ms=now_ms,
             drop=standing.subject if scheduled else "",
             other_than=standing.kind,
+            firing=lease_ms < CLOSE_MS,
         )
 
     def revive(self, standing: Standing, job: Job, *, now_ms: int) -> list[Step]:

@@ -66,10 +66,11 @@ class Token:
 class Stream:
     """A stream, by its layout, over a connection that somebody else keeps."""
 
-    def __init__(self, wire: Wire, layout: Layout, *, replicas: int | None) -> None:
+    def __init__(self, wire: Wire, layout: Layout, *, replicas: int | None, shards: int) -> None:
         self._wire = wire
         self._layout = layout
         self._name = layout.stream
+        self._shards = shards
         # What was asked for; None leaves the stream as it is, and makes a new one with one.
         self._asked = replicas
         self._replicas = replicas or 1
@@ -114,7 +115,7 @@ class Stream:
                 "dest": f"{layout.news}.r.>",
                 "headers_only": True,
             },
-            "metadata": {"tickwheel-schema": str(SCHEMA)},
+            "metadata": {"tickwheel-schema": str(SCHEMA), "tickwheel-shards": str(self._shards)},
         }
 
     async def ensure(self) -> None:
@@ -134,6 +135,12 @@ class Stream:
             raise StoreIncompatible(
                 f"stream {self._name} has schema {schema}, this release knows {SCHEMA}: "
                 "upgrade tickwheel"
+            )
+        shards = stored["metadata"].get("tickwheel-shards", str(self._shards))
+        if shards != str(self._shards):
+            raise StoreIncompatible(
+                f"this namespace has shards={shards}, the URL says {self._shards}: their number "
+                "is fixed once jobs are there; tickwheel migrate-jobs moves them to another one"
             )
         if drift(self.config(), stored):
             _must(await self.api(f"STREAM.UPDATE.{self._name}", stored | self.config()))
