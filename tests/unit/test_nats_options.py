@@ -31,7 +31,7 @@ def test_hosts(url: str, hosts: list[tuple[str, int]]) -> None:
 
 def test_everything_that_is_not_said_has_a_default() -> None:
     options = Options.of("nats://host")
-    assert (options.namespace, options.replicas, options.shards) == ("default", 1, 1)
+    assert (options.namespace, options.replicas, options.shards) == ("default", None, 1)
     assert (options.ahead_ms, options.durability, options.monitor) == (1_000, "", "")
     assert (options.user, options.password, options.files) == ("", "", {})
     assert options.embedded is None and options.tls() is None

@@ -13,8 +13,9 @@ from stores import ODD_NAMES
 from tickwheel import job as life
 from tickwheel.job import Job, State
 from tickwheel.stores import nats_steps as steps
+from tickwheel.stores.nats_jobs import _still_counts
 from tickwheel.stores.nats_steps import Layout, Standing, standing, token, untoken
-from tickwheel.stores.nats_stream import consumer_name
+from tickwheel.stores.nats_stream import Token, consumer_name
 
 NOW_MS = 1_800_000_000_000
 AHEAD_MS = 1_000
@@ -89,7 +90,7 @@ def test_a_claim_is_a_schedule_at_the_end_of_its_lease(layout: Layout) -> None:
     step = layout.step(held, layout.only_a_token("job"), now_ms=NOW_MS)
     assert step.subject == "tw.ns.0.t.l.default.job"
     assert "Nats-Schedule: @at 2027-01-15T08:00:00.500Z\r\n" in step.headers
-    assert "Nats-Schedule-Target: tw.ns.0.r.default.x.job\r\n" in step.headers
+    assert "Nats-Schedule-Target: tw.ns.0.r.default.1.job\r\n" in step.headers
 
 
 def test_the_sequence_of_a_claim_is_its_fence(layout: Layout) -> None:
@@ -201,3 +202,24 @@ def test_a_message_in_the_far_future_has_a_date(layout: Layout) -> None:
     far = job(delay_ms=100 * 365 * 86_400_000)
     step = layout.step(far, layout.nowhere("job"), now_ms=NOW_MS)
     assert re.search(r"Nats-Schedule: @at 21\d\d-\d\d-\d\dT[\d:]{8}\.\d{3}Z", step.headers)
+
+
+def test_a_token_counts_while_the_schedule_that_wrote_it_is_about_to_go() -> None:
+    """The server writes the token first, and drops the schedule after that."""
+    layout = Layout("ns", 0, 1_000)
+    job = Job(id="job", task="t", payload="{}", due_ms=0, created_ms=0)
+    schedule = "tw.ns.0.t.s.default.job"
+
+    def counts(seen: Standing | None, *, scheduler: str = schedule) -> bool:
+        token = Token(Standing(job, layout.token_of(job), 7, ""), "ack", scheduler, again=False)
+        return _still_counts(token, seen) is token
+
+    assert counts(Standing(job, schedule, 6, "s"))
+    # Written anew since, or another one: then the token is that of something that is over.
+    assert not counts(Standing(job, schedule, 8, "s"))
+    assert not counts(Standing(job, "tw.ns.0.t.m.default.job", 6, "m"))
+    assert not counts(Standing(job, schedule, 6, "s"), scheduler="")
+    # A later token has taken its place, or the job is forgotten.
+    assert counts(Standing(job, layout.token_of(job), 7, ""))
+    assert not counts(Standing(job, layout.token_of(job), 9, ""))
+    assert not counts(None)

@@ -35,6 +35,8 @@ from tickwheel.throttle import Rate, admit
 
 # A bucket that nobody asked for this long, and that is full again, is forgotten.
 BUCKET_TTL_S = 3600
+# How often a claim asks for more where tokens were spent.
+ROUNDS = 3
 # The server's clock is asked again this often.
 MEASURE_S = 30.0
 # Tries at a bucket that others take from at the same moment.
@@ -52,6 +54,26 @@ class Shard:
         self.jobs = Jobs(self.stream, self.layout, now_ms)
         self.ready = Ready(wire, self.stream, self.layout, self.jobs)
         self.finder = Finder(self.stream, self.layout, self.jobs)
+
+    async def claim(
+        self, queues: list[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+    ) -> list[Job]:
+        claimed: list[Job] = []
+        # Tokens may turn out to be spent: then there is room for others.
+        for _ in range(ROUNDS):
+            wanted = limit - len(claimed)
+            tokens = await self.ready.take(queues, wanted)
+            if tokens:
+                claimed += await self.jobs.claim(
+                    tokens,
+                    worker=worker,
+                    now_ms=now_ms,
+                    lease_ms=lease_ms,
+                    leave=self.ready.keep,
+                )
+            if len(tokens) < wanted or len(claimed) == limit:
+                break
+        return claimed
 
 
 class NatsStore:
@@ -182,15 +204,9 @@ class NatsStore:
         shards = self._turn()
         for left, shard in zip(range(len(shards), 0, -1), shards, strict=True):
             share = -(-(limit - len(claimed)) // left)
-            tokens = await shard.ready.take(wanted, share)
-            if tokens:
-                claimed += await shard.jobs.claim(
-                    tokens,
-                    worker=worker,
-                    now_ms=now_ms,
-                    lease_ms=lease_ms,
-                    leave=shard.ready.keep,
-                )
+            claimed += await shard.claim(
+                wanted, worker=worker, limit=share, now_ms=now_ms, lease_ms=lease_ms
+            )
         return claimed
 
     def _turn(self) -> list[Shard]:

@@ -124,8 +124,7 @@ class Jobs:
             return life.claimed(job, worker=worker, fence=0, now_ms=now_ms, lease_ms=lease_ms)
 
         layout = self._layout
-        current = await self._current(tokens)
-        jobs = {token.standing.job.id: taken(token) for token in current}
+        jobs: dict[str, Job] = {}
 
         def write(token: Token) -> list[Step]:
             id = token.standing.job.id
@@ -142,8 +141,9 @@ class Jobs:
                 return None
             return counts
 
-        plans = {token.standing.job.id: token for token in current}
         try:
+            plans = {token.standing.job.id: token for token in await self._current(tokens)}
+            jobs |= {id: taken(token) for id, token in plans.items()}
             carried = await self._move(plans, write, again)
             self._stream.ack([token for token in tokens if token not in left])
         except BaseException:
