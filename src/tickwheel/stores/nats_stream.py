@@ -40,7 +40,7 @@ READ_BYTES = 16 * 1024 * 1024
 LOOKS = 4
 LOOK_AGAIN_S = 0.005
 # How long a token may be on its way from delivery to claim. Not the lease, which is a schedule.
-ACK_WAIT_S = 30
+ACK_WAIT_S = 10
 # The stream's own format; a later release may raise it.
 SCHEMA = 1
 OLDEST_SERVER = (2, 15)
