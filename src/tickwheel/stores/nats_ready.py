@@ -60,7 +60,7 @@ class Ready:
 
     async def take(self, queues: Sequence[str], limit: int) -> list[Token]:
         """Up to `limit` tokens of these queues, by priority and then as they became ready."""
-        if limit < 1:
+        if limit < 1 or not queues:
             return []
         async with self._pulling:
             new = [queue for queue in queues if queue not in self._followed]
