@@ -264,6 +264,22 @@ async def test_a_store_that_is_not_there_is_named_without_the_password() -> None
     await store.close()
 
 
+async def test_a_wait_can_be_given_up_at_any_moment(server: RedisServer) -> None:
+    """Also in the one in which the driver would lose the cancel."""
+    for turns in range(50):
+        async with opened(server.url) as store:
+            for hint in (
+                store.asked("ann", now_ms=NOW, until_ms=NOW + 600_000),
+                store.wait(["default"], now_ms=NOW, until_ms=NOW + 600_000),
+            ):
+                waiting: asyncio.Task[object] = asyncio.create_task(hint)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.wait([waiting], timeout=SOON_S)
+                assert waiting.cancelled(), turns
+
+
 # --- Replies that are lost after the server acted
 
 

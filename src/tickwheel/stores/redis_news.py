@@ -65,10 +65,10 @@ class News:
     async def close(self) -> None:
         task, self._task = self._task, None
         self._tell_all()
-        if task is not None:
+        # Again and again, because the driver may lose a cancel: see Wire.
+        while task is not None and not task.done():
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task], timeout=AGAIN_S)
 
     async def _keep_up(self) -> None:
         while True:

@@ -90,9 +90,10 @@ class Wire:
         return await self._bounded(self._client.execute_command(*command, target_nodes=node))
 
     async def _bounded(self, call: Any) -> Any:
+        cancels = _cancels()
         try:
             async with asyncio.timeout(self._options.timeout_s):
-                return await call
+                answer = await call
         except wrong.NoScriptError:
             raise
         except (wrong.RedisError, OSError, TimeoutError) as error:
@@ -101,6 +102,11 @@ class Wire:
                 # What was the primary no longer is: connect anew, to whoever is by then.
                 await self._drop()
             raise failure from error
+        # The driver sends with asyncio.wait_for, which before Python 3.12 loses a cancel that comes
+        # in the moment when the sending is done.
+        if _cancels() > cancels:
+            raise asyncio.CancelledError
+        return answer
 
     async def _drop(self) -> None:
         with contextlib.suppress(wrong.RedisError, OSError):
@@ -122,6 +128,12 @@ class Wire:
             host, port = node.host, node.port
         kind = SSLConnection if self._options.tls else Connection
         return kind(host=host, port=port, **_settings(self._options), **_tls(self._options))
+
+
+def _cancels() -> int:
+    """How often the running task was asked to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 def _client(options: Options) -> Any:
