@@ -24,11 +24,12 @@ demo: setup ## orders, deadlines and a killed worker, on the embedded store
 check: lint ## format, lint, types, imports, and the tests that take no time: under a minute
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/engine
 
-# The first half mostly waits for servers that keep the time themselves, so it runs side by side;
-# the second half measures and kills, and has the machine to itself.
+# The first two mostly wait, for servers that keep the time themselves and for processes, so their
+# tests run side by side; the last measures and kills, and has the machine to itself.
 test: lint ## the same, and all tests: real processes and servers, killed and frozen
 	$(BIN)/python -m pytest -q -n 6 tests/unit tests/engine tests/contract tests/model
-	$(BIN)/python -m pytest -q tests/simulation tests/faces tests/faults
+	$(BIN)/python -m pytest -q -n 4 tests/faces tests/simulation
+	$(BIN)/python -m pytest -q tests/faults
 
 lint: setup
 	$(BIN)/ruff format --check --quiet .

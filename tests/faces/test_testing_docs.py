@@ -31,7 +31,19 @@ def pytest_pyfunc_call(pyfuncitem):
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            *arguments,
+        ],
         cwd=folder,
         capture_output=True,
         text=True,

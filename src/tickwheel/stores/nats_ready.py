@@ -154,9 +154,11 @@ class Ready:
 
     async def _return_later(self) -> None:
         try:
-            await asyncio.sleep(SPARE_S)
-            async with self._pulling:
-                await self._return_spare()
+            # More may be kept while some go back.
+            while self._spare:
+                await asyncio.sleep(SPARE_S)
+                async with self._pulling:
+                    await self._return_spare()
         finally:
             self._returning = None
 
