@@ -147,7 +147,7 @@ class Books:
     async def _tried(self, step: Awaitable[T]) -> T | None:
         """The answer; None where there was none. Any other exception is a failed test."""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 return await step
         except StoreUnavailable:
             self.failures += 1
@@ -159,7 +159,7 @@ class Books:
     async def day(self, stores: list[Store], trouble: Callable[[], Awaitable[None]]) -> None:
         """Open the shop, let the trouble run its course, close, and work off what is left."""
         first, second, *others = stores
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(150), asyncio.TaskGroup() as group:
             for n, store in enumerate(others):
                 group.create_task(self.worker(store, f"w{n}"))
             group.create_task(self.customer(first, "a"))

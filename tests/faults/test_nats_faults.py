@@ -29,7 +29,8 @@ from tickwheel.stores import nats, nats_stream, nats_wire
 from tickwheel.stores.nats_server import start
 from tickwheel.throttle import Rate
 
-pytestmark = pytest.mark.slow
+# Waits are long: a busy machine takes its time to choose leaders.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # More messages than any step sends.
 MOST = 60

@@ -384,6 +384,19 @@ async def a_spare(nats: NatsHarness) -> AsyncIterator[tuple[Store, Store]]:
     yield holder, other
 
 
+async def test_a_spare_token_that_cannot_go_back_takes_no_other_with_it(
+    nats: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go back in one batch, which is refused whole: the innocent one must not be spent."""
+    monkeypatch.setattr(nats_ready, "SPARE_S", 0.2)
+    await nats.add(nats.job("innocent"))
+    async with a_spare(nats) as (_, other):
+        assert await other.cancel(["low"], now_ms=nats.now) == [Cancelled.CANCELLED]
+        await asyncio.sleep(0.6)
+        assert (await nats.get("innocent")).state is State.WAITING
+        assert [job.id for job in await nats.claim(1, store=other)] == ["innocent"]
+
+
 async def test_a_spare_token_of_a_job_that_was_cancelled_and_deleted(nats: NatsHarness) -> None:
     async with a_spare(nats) as (holder, other):
         assert await other.cancel(["low"], now_ms=nats.now) == [Cancelled.CANCELLED]

@@ -179,11 +179,12 @@ class Jobs:
             check = Check(self._layout.anywhere(standing.job.id), standing.seq)
             return [Step(standing.subject, check.headers, msgspec.json.encode(standing.job))]
 
-        # Where something else stands by now, the token is spent, or is no longer the last.
-        await self._move(
-            {token.standing.job.id: token for token in tokens}, write, lambda _, seen: None
+        # One that is refused takes its whole batch with it, so the others are written again. Only
+        # what was written is spent: any other token may be the last copy of its job.
+        carried = await self._move(
+            {token.standing.job.id: token for token in tokens}, write, _still_counts
         )
-        self._stream.ack(tokens)
+        self._stream.ack([token for token in tokens if token.standing.job.id in carried])
 
     # --- Extend and settle: for the holder alone
 
