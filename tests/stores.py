@@ -304,8 +304,8 @@ class NatsHarness(Harness):
 class StillNatsHarness(NatsHarness):
     """For the model: now stands still, and leases are so long that none ends meanwhile."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: str) -> None:
+        super().__init__(**options)
         self._start = time.time_ns() // 1_000_000
 
     @property
@@ -370,7 +370,9 @@ class PostgresHarness(Harness):
 KNOWN: dict[str, Callable[[Path], Harness]] = {
     "memory": lambda folder: Harness("memory://"),
     "sqlite": lambda folder: Harness(f"sqlite:///{folder}/jobs.db"),
+    # Steps go in batches, or each for itself.
     "nats": lambda folder: NatsHarness(),
+    "nats-fast": lambda folder: NatsHarness(durability="fast"),
     "redis": lambda folder: RedisHarness(),
     "postgres": lambda folder: PostgresHarness(),
 }

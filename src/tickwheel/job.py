@@ -67,7 +67,7 @@ class Cancelled(StrEnum):
     UNKNOWN = "unknown"  # no such job
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt at a job, as its history shows it."""
 
     attempt: int
@@ -80,7 +80,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One request to run one task once. Immutable: each step of its life is a new value."""
 
     id: str
@@ -118,7 +118,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     history: tuple[Run, ...] = ()
 
 
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How an attempt ended, as data: made by `done`, `retry`, `snooze`, `release` and `dead`."""
 
     # The job as it was claimed or last extended: its attempt and fence prove that we hold it.

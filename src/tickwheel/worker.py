@@ -331,8 +331,10 @@ class Worker:
         assert held.definition is not None
         limit_ms = timeout_ms(held.job, held.definition)
         if limit_ms is not None:
-            self._deadlines.add(held, self._clock.now_ms() + limit_ms)
-            self._arm()
+            ends_ms = self._clock.now_ms() + limit_ms
+            self._deadlines.add(held, ends_ms)
+            if self._timer is None or ends_ms < self._timer_ms:
+                self._arm()
 
     def _ended(self, held: Held, settlement: Settlement) -> None:
         """A run is over, or is left behind: free its slot and settle the job, once."""

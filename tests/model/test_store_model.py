@@ -40,9 +40,19 @@ LEASE = 1000
 REMEMBERED = 12
 
 # A store with a disk or a server under it gets fewer steps for its time.
-EXAMPLES = {"memory": 400, "sqlite": 200, "redis": 150, "postgres": 80, "nats": 50}
+EXAMPLES = {
+    "memory": 400,
+    "sqlite": 200,
+    "redis": 150,
+    "postgres": 80,
+    "nats": 50,
+    "nats-fast": 50,
+}
 # Where the server keeps the time, none passes: every span is so long that nothing ends meanwhile.
-STILL = {"nats": StillNatsHarness}
+STILL = {
+    "nats": StillNatsHarness,
+    "nats-fast": lambda: StillNatsHarness(durability="fast"),
+}
 LONG = 1_000_000
 
 # Often due at once, or on either side of what is handed out ahead.

@@ -24,12 +24,12 @@ from tickwheel.schedule import Schedule
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores import nats_steps as steps
 from tickwheel.stores.nats_health import durability_of, findings_of
-from tickwheel.stores.nats_jobs import Jobs
+from tickwheel.stores.nats_jobs import Jobs, few_at_a_time
 from tickwheel.stores.nats_looking import Finder, counted
 from tickwheel.stores.nats_options import Options
 from tickwheel.stores.nats_ready import Ready
 from tickwheel.stores.nats_steps import Check, Layout, Step
-from tickwheel.stores.nats_stream import Stream
+from tickwheel.stores.nats_stream import BATCH, Stream, Token
 from tickwheel.stores.nats_wire import Message, Wire, publish_line
 from tickwheel.throttle import Rate, admit
 
@@ -50,28 +50,50 @@ class Shard:
         self, wire: Wire, options: Options, number: int, now_ms: Callable[[], int]
     ) -> None:
         self.layout = Layout(options.namespace, number, options.ahead_ms)
-        self.stream = Stream(wire, self.layout, replicas=options.replicas, shards=options.shards)
+        self.stream = Stream(
+            wire,
+            self.layout,
+            replicas=options.replicas,
+            shards=options.shards,
+            singly=options.durability == "fast",
+        )
         self.jobs = Jobs(self.stream, self.layout, now_ms)
         self.ready = Ready(wire, self.stream, self.layout, self.jobs)
         self.finder = Finder(self.stream, self.layout, self.jobs)
+
+    async def ensure_sources(self, jobs: Sequence[Job]) -> None:
+        """Let these jobs be handed out once they are ready."""
+        for queue, priority in {(job.queue, str(job.priority)) for job in jobs}:
+            await self.stream.ensure_source(queue, priority)
 
     async def claim(
         self, queues: list[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
     ) -> list[Job]:
         claimed: list[Job] = []
-        # Tokens may turn out to be spent: then there is room for others.
-        for _ in range(ROUNDS):
-            wanted = limit - len(claimed)
-            tokens = await self.ready.take(queues, wanted)
-            if tokens:
-                claimed += await self.jobs.claim(
+
+        async def claim(tokens: Sequence[Token]) -> None:
+            claimed.extend(
+                await self.jobs.claim(
                     tokens,
                     worker=worker,
                     now_ms=now_ms,
                     lease_ms=lease_ms,
                     leave=self.ready.keep,
                 )
-            if len(tokens) < wanted or len(claimed) == limit:
+            )
+
+        # Tokens may turn out to be spent: then there is room for others.
+        for _ in range(ROUNDS):
+            wanted = limit - len(claimed)
+            async with few_at_a_time() as start:
+                while wanted:
+                    # By the batch: one is claimed while the next one comes.
+                    tokens = await self.ready.take(queues, portion := min(wanted, BATCH))
+                    await start(claim(tokens))
+                    wanted -= len(tokens)
+                    if len(tokens) < portion:
+                        break
+            if wanted or len(claimed) == limit:
                 break
         return claimed
 
@@ -185,9 +207,9 @@ class NatsStore:
         added: set[str] = set()
         await self._keep_time()
         for shard, ids in self._split(first).items():
-            for queue in {first[id].queue for id in ids}:
-                await shard.stream.ensure_queue(queue)
-            added |= await shard.jobs.add([first[id] for id in ids])
+            mine = [first[id] for id in ids]
+            await shard.ensure_sources(mine)
+            added |= await shard.jobs.add(mine)
         answers = []
         for job in jobs:
             answers.append(job.id in added)
@@ -327,8 +349,7 @@ class NatsStore:
                 f"the jobs of schedule {schedule.name!r} lie in other shards: "
                 "they are to be named as their schedule, followed by @ and the tick"
             )
-        for queue in {job.queue for job in jobs}:
-            await shard.stream.ensure_queue(queue)
+        await shard.ensure_sources(jobs)
         await self._keep_time()
         return await shard.jobs.fire(schedule, jobs, next_ms=next_ms)
 
@@ -352,7 +373,7 @@ class NatsStore:
         return Page(jobs=jobs, cursor=f"{at + 1}:" if at + 1 < len(shards) else None)
 
     async def queues(self) -> list[QueueInfo]:
-        consumers = [each for shard in self._turn() for each in await shard.stream.list_consumers()]
+        consumers = [each for shard in self._turn() for each in await shard.stream.count()]
         return counted(consumers)
 
     async def pause(self, queue: str, paused: bool) -> None:

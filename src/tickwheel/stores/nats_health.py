@@ -92,7 +92,7 @@ async def findings_of(wire: Wire, streams: Sequence[Stream]) -> list[Finding]:
             fix = "let this user use $JS.API.CONSUMER.LIST: tickwheel nats conf prints the rights"
             found.append(Finding(Level.BAD, "permissions", str(error), fix))
         else:
-            found += of_consumers(stream, consumers)
+            found += await _of_consumers(stream, consumers)
     return found
 
 
@@ -143,17 +143,16 @@ def of_stream(wanted: dict[str, Any], info: dict[str, Any]) -> list[Finding]:
     return found
 
 
-def of_consumers(stream: Stream, consumers: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Queues that lack a consumer, whose jobs would never be handed out or counted."""
+async def _of_consumers(stream: Stream, consumers: Sequence[dict[str, Any]]) -> list[Finding]:
+    """How many consumers there are, and whether one is missed."""
     by_queue: dict[str, set[str]] = {}
     for each in consumers:
         by_queue.setdefault(each["config"]["metadata"]["queue"], set()).add(each["name"])
     found = []
     for queue, names in by_queue.items():
-        lacking = {each["name"] for each in stream.consumers(queue)} - names
-        if lacking:
-            words = f"lacks the consumers {', '.join(sorted(lacking))}"
-            fix = "add any job to the queue: that makes them anew"
+        for priority in await stream.stranded(queue, names):
+            words = f"jobs of priority {priority} are ready, and no consumer hands them out"
+            fix = "open the store anew and add a job of that priority: that makes it again"
             found.append(Finding(Level.BAD, f"queue {queue}", words, fix))
     held = sum(each["num_ack_pending"] for each in consumers)
     words = f"{len(consumers)} for {len(by_queue)} queues, {held:,} tokens on their way"

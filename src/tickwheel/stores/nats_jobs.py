@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +25,7 @@ from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.stores import nats_steps as steps
 from tickwheel.stores.nats_steps import Check, Layout, Standing, Step
-from tickwheel.stores.nats_stream import BATCH, BATCH_BYTES, Stream, Token, chunks
+from tickwheel.stores.nats_stream import BATCH, BATCH_BYTES, Stream, Token
 from tickwheel.stores.nats_wire import Denied
 
 P = TypeVar("P")
@@ -53,8 +62,8 @@ class Jobs:
         write: Callable[[P], list[Step]],
         again: Callable[[P, Standing | None], P | None],
     ) -> dict[str, tuple[P, int]]:
-        """Carry out plans, by id. A batch in which one check fails is refused whole, without a word
-        about which: so each plan in it is thought over with what stands now, and None drops it.
+        """Carry out plans, by id. Each that is refused is thought over with what stands now, and
+        None drops it. A batch is refused whole, without a word about which check failed.
 
         Gives the plans that were carried out, with the sequence of the last message of each.
         """
@@ -62,9 +71,9 @@ class Jobs:
         todo = plans
         for tries in range(TRIES):
             refused: dict[str, P] = {}
-            await in_parallel(
-                self._carry(chunk, carried, refused) for chunk in _chunked(todo, write)
-            )
+            async with few_at_a_time() as start:
+                for chunk in _chunked(todo, write):
+                    await start(self._carry(chunk, carried, refused))
             if not refused:
                 return carried
             seen = await self._stream.read(refused)
@@ -77,14 +86,12 @@ class Jobs:
     async def _carry(
         self, chunk: Chunk[P], carried: dict[str, tuple[P, int]], refused: dict[str, P]
     ) -> None:
-        seqs = await self._stream.store([step for _, _, group in chunk for step in group])
-        if seqs is None:
-            refused.update((id, plan) for id, plan, _ in chunk)
-            return
-        at = -1
-        for id, plan, group in chunk:
-            at += len(group)
-            carried[id] = (plan, seqs[at])
+        seqs = await self._stream.put([group for _, _, group in chunk])
+        for (id, plan, _), seq in zip(chunk, seqs, strict=True):
+            if seq is None:
+                refused[id] = plan
+            else:
+                carried[id] = (plan, seq)
 
     # --- Add
 
@@ -145,7 +152,7 @@ class Jobs:
             plans = {token.standing.job.id: token for token in await self._current(tokens)}
             jobs |= {id: taken(token) for id, token in plans.items()}
             carried = await self._move(plans, write, again)
-            self._stream.ack([token for token in tokens if token not in left])
+            self._stream.ack([each for each in tokens if each not in left] if left else tokens)
         except BaseException:
             left = list(tokens)
             raise
@@ -373,9 +380,9 @@ class Jobs:
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
         body = msgspec.json.encode(_replace(schedule, fence=0))
-        seqs = await self._stream.store([Step(self._schedule(schedule.name), "", body)])
-        assert seqs is not None
-        return _replace(schedule, fence=seqs[0])
+        seq = await self._stream.store([Step(self._schedule(schedule.name), "", body)])
+        assert seq is not None
+        return _replace(schedule, fence=seq)
 
     async def delete_schedule(self, name: str) -> bool:
         return bool(await self._stream.purge(self._schedule(name)))
@@ -466,22 +473,39 @@ def _holds(job: Job, seen: Standing | None, now_ms: int) -> bool:
 
 
 def _chunked(plans: dict[str, P], write: Callable[[P], list[Step]]) -> Iterator[Chunk[P]]:
-    listed = iter(plans.items())
-    for chunk in chunks(write(plan) for plan in plans.values()):
-        yield [(id, plan, group) for group, (id, plan) in zip(chunk, listed, strict=False)]
+    """Plans in batches that the server takes."""
+    chunk: Chunk[P] = []
+    count = size = 0
+    for id, plan in plans.items():
+        group = write(plan)
+        weight = sum([len(step.body) for step in group])
+        if chunk and (count + len(group) > BATCH or size + weight > BATCH_BYTES):
+            yield chunk
+            chunk, count, size = [], 0, 0
+        chunk.append((id, plan, group))
+        count += len(group)
+        size += weight
+    if chunk:
+        yield chunk
 
 
-async def in_parallel(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it, a few at a time; each begins before the next is made."""
+@asynccontextmanager
+async def few_at_a_time() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], Awaitable[None]]]:
+    """Gives what starts work, and waits before that where too much is under way. At the end all of
+    it is done; where some of it failed, the rest is cancelled."""
     running: set[asyncio.Task[None]] = set()
+
+    async def start(work: Coroutine[Any, Any, None]) -> None:
+        running.add(asyncio.create_task(work))
+        await asyncio.sleep(0)  # it begins before the next is made
+        if len(running) == PARALLEL:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                running.remove(task)
+                task.result()
+
     try:
-        for each in work:
-            running.add(asyncio.create_task(each))
-            await asyncio.sleep(0)
-            if len(running) == PARALLEL:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+        yield start
         for task in running:
             await task
     finally:

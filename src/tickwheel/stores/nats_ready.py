@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tickwheel.errors import StoreError
 from tickwheel.stores import nats_steps as steps
@@ -132,17 +133,15 @@ class Ready:
         try:
             await asyncio.wait(pulls)
         finally:
-            # Also where we are cancelled: what was delivered is in our hand.
-            for pull in pulls:
-                pull.cancel()
-            answers = await asyncio.gather(*pulls, return_exceptions=True)
-            for source, answer in zip(sources, answers, strict=True):
-                found = [] if isinstance(answer, BaseException) else answer
+            # Also where we are cancelled: what was delivered is in our hand. Nothing may be awaited
+            # here, where another cancel could drop it; a pull under way keeps what it has itself.
+            for source, pull in zip(sources, pulls, strict=True):
+                ended = not pull.cancel() and pull.exception() is None
+                found = pull.result() if ended else []
                 tokens += found
                 (self._plenty.add if len(found) == count else self._plenty.discard)(source)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        for pull in pulls:
+            pull.result()
 
     # --- Spare tokens: delivered here, not wanted yet
 

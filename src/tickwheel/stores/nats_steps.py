@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from urllib.parse import unquote
 
 import msgspec
@@ -46,9 +45,13 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(Job).decode
 
 
-@functools.lru_cache(4096)
 def token(text: str) -> str:
     """The text as one token of a subject."""
+    return text if text.isalnum() else _escaped(text)
+
+
+@functools.lru_cache(4096)
+def _escaped(text: str) -> str:
     return _UNSAFE.sub(lambda found: "".join(f"%{each:02X}" for each in found[0].encode()), text)
 
 
@@ -56,8 +59,7 @@ def untoken(text: str) -> str:
     return unquote(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True, gc=False):
     """Go ahead only if the last message under a subject, which may hold wildcards, is this one."""
 
     subject: str
@@ -71,8 +73,7 @@ class Check:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, gc=False):
     """One message: it is stored if its check holds, and drops a schedule as it is."""
 
     subject: str
@@ -80,8 +81,7 @@ class Step:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """A job as it stands in the stream: under which subject, and as which message."""
 
     job: Job
@@ -160,20 +160,19 @@ class Layout:
         if drop:
             headers += f"Nats-Schedule-Next: purge\r\nNats-Scheduler: {drop}\r\n"
         body = _encode(job)
+        if job.state.ended:
+            return Step(self._truth_of(job, ENDED[job.state]), headers, body)
+        target = self.token_of(job)
         if job.state is State.WAITING:
-            target = self.token_of(job)
             start_ms = job.due_ms - self._ahead_ms
             if start_ms <= now_ms and not firing:
                 return Step(target, headers, body)
             subject = self._truth_of(job, WAITING)
             return Step(subject, headers + _schedule(start_ms, target), body)
-        if job.state is State.RUNNING:
-            assert job.lease_until_ms is not None
-            kinds = ASKED if job.asked else RUNNING
-            subject = self._truth_of(job, kinds[other_than == kinds[0]])
-            schedule = _schedule(job.lease_until_ms, self.token_of(job))
-            return Step(subject, headers + schedule, body)
-        return Step(self._truth_of(job, ENDED[job.state]), headers, body)
+        assert job.lease_until_ms is not None
+        kinds = ASKED if job.asked else RUNNING
+        subject = self._truth_of(job, kinds[other_than == kinds[0]])
+        return Step(subject, headers + _schedule(job.lease_until_ms, target), body)
 
     def step_from(self, standing: Standing, job: Job, *, now_ms: int) -> Step:
         """The message that moves a job on from where it stands."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import itertools
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,8 +23,7 @@ from tickwheel.stores.nats_steps import Layout, Standing, Step
 from tickwheel.stores.nats_wire import (
     Message,
     Wire,
-    delivered_seq,
-    deliveries,
+    delivered,
     header,
     publish_line,
     status,
@@ -51,8 +51,7 @@ NOT_FOUND = (10037, 10059, 10014)
 _SAFE = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True, gc=False):
     """A ready job as it was delivered; it counts only while nothing else stands for its id."""
 
     standing: Standing
@@ -66,15 +65,20 @@ class Token:
 class Stream:
     """A stream, by its layout, over a connection that somebody else keeps."""
 
-    def __init__(self, wire: Wire, layout: Layout, *, replicas: int | None, shards: int) -> None:
+    def __init__(
+        self, wire: Wire, layout: Layout, *, replicas: int | None, shards: int, singly: bool
+    ) -> None:
         self._wire = wire
         self._layout = layout
         self._name = layout.stream
         self._shards = shards
+        # Whether many steps go one by one. A batch costs more, but has one fsync for all of them.
+        self._singly = singly
         # What was asked for; None leaves the stream as it is, and makes a new one with one.
         self._asked = replicas
         self._replicas = replicas or 1
-        self._queues: set[str] = set()
+        # Queues and priorities of which it is known that they have a consumer.
+        self._sources: set[tuple[str, str]] = set()
 
     # --- The server's API
 
@@ -121,7 +125,7 @@ class Stream:
     async def ensure(self) -> None:
         """Create the stream or bring it up to date; refuse a server or a schema that won't do."""
         _refuse_old(self._wire.info.get("version", "0"))
-        self._queues.clear()
+        self._sources.clear()
         found = await self.api(f"STREAM.INFO.{self._name}")
         if _code(found) in NOT_FOUND:
             _must(await self.api(f"STREAM.CREATE.{self._name}", self.config()))
@@ -160,46 +164,97 @@ class Stream:
             f"Nats-TTL: 1s\r\nNats-Schedule: {steps.NEVER}\r\nNats-Schedule-Target: {target}\r\n"
         )
         first = Step(f"{prefix}.p.a.q.{id}", check.headers + never, b"")
-        seqs = await self.store([first])
+        seq = await self.store([first])
         refused = await self.store([first])
-        if seqs is None or refused is not None:
+        if seq is None or refused is not None:
             raise StoreIncompatible("this NATS server ignores wildcards in checks")
-        check = steps.Check(check.subject, seqs[0])
+        check = steps.Check(check.subject, seq)
         drop = f"Nats-Schedule-Next: purge\r\nNats-Scheduler: {first.subject}\r\n"
         moved = await self.store([Step(f"{prefix}.p.b.q.{id}", check.headers + drop + never, b"")])
         if moved is None or await self.leader_last(first.subject):
             raise StoreIncompatible("this NATS server can't move a schedule in one message")
 
+    async def stranded(self, queue: str, names: Iterable[str]) -> list[str]:
+        """Priorities of a queue that have tokens and, by these names, no consumer."""
+        known = set(names)
+        return [
+            priority
+            for priority in steps.PRIORITIES
+            if consumer_name(queue, f"r{priority}") not in known
+            and (await self.page(self._layout.ready(queue, priority), from_seq=1, limit=1))[0]
+        ]
+
     # --- Storing
 
-    async def store(self, messages: Sequence[Step]) -> list[int] | None:
-        """Store all of these or none; gives their sequences, or None where a check did not hold."""
-        for message in messages:
-            if not self.fits(message):
-                raise UsageError(
-                    f"{len(message.body):,} bytes are more than this NATS server takes: "
-                    "raise its max_payload, or store less"
-                )
+    async def put(self, groups: Sequence[Sequence[Step]]) -> list[int | None]:
+        """Store groups of steps, each whole or not at all; gives the sequence of the last step of
+        each, or None where it was refused: for a check of its own, or of another group that was
+        stored in the same batch."""
+        if self._singly and len(groups) > 1 and all(len(group) == 1 for group in groups):
+            return await self._store_singly([group[0] for group in groups])
+        last = await self.store([step for group in groups for step in group])
+        if last is None:
+            return [None] * len(groups)
+        ends = itertools.accumulate(map(len, groups))
+        first = last - sum(map(len, groups))
+        return [first + end for end in ends]
+
+    async def store(self, messages: Sequence[Step]) -> int | None:
+        """Store all of these or none; gives the last one's sequence, None where a check did not
+        hold. Those of the others come right before it."""
+        self._refuse_large(messages)
         if len(messages) == 1:
             [only] = messages
             answer = await self._wire.request(only.subject, only.body, only.headers)
         else:
             batch = secrets.token_hex(11)
             [answer] = await self._wire.exchange(lambda reply: _batch(messages, batch, reply))
+        return self._stored(answer)
+
+    async def _store_singly(self, messages: Sequence[Step]) -> list[int | None]:
+        """Store each of these for itself, all under way at the same time."""
+        self._refuse_large(messages)
+        left = len(messages)
+
+        def last(_: Message) -> bool:
+            nonlocal left
+            left -= 1
+            return not left
+
+        answers = await self._wire.exchange(lambda reply: _each(messages, reply), last=last)
+        seqs: list[int | None] = [None] * len(messages)
+        for answer in answers:
+            # In a cluster a refusal can come before the answers to earlier ones.
+            seqs[int(answer.subject.rpartition(".")[2])] = self._stored(answer)
+        return seqs
+
+    def _stored(self, answer: Message) -> int | None:
+        """The sequence that the server gave a message; None where its check did not hold."""
         if status(answer) == 503:
             raise StoreUnavailable(
                 f"stream {self._name} does not answer: it has no leader, or is gone"
             )
         found = msgspec.json.decode(answer.data)
+        if "error" not in found:
+            seq: int = found["seq"]
+            return seq
         if _code(found) in REFUSED:
             return None
-        last: int = _must(found)["seq"]
-        return list(range(last - len(messages) + 1, last + 1))
+        _must(found)
+        return None
+
+    def _refuse_large(self, messages: Sequence[Step]) -> None:
+        largest = max(messages, key=_size)
+        if not self.fits(largest):
+            raise UsageError(
+                f"{len(largest.body):,} bytes are more than this NATS server takes: "
+                "raise its max_payload, or store less"
+            )
 
     def fits(self, message: Step) -> bool:
         """Whether the server takes a message of this size; some is left for what a batch adds."""
         most: int = self._wire.info.get("max_payload", 1 << 20)
-        return len(message.body) + len(message.headers) + 200 <= most
+        return _size(message) + 200 <= most
 
     async def purge(self, subject: str, *, before_seq: int | None = None) -> int:
         """Remove what stands under a subject, wildcards allowed; says how much that was."""
@@ -295,55 +350,60 @@ class Stream:
         return [self.token_of(message) for message in delivered]
 
     def token_of(self, message: Message) -> Token:
-        standing = steps.standing(message.subject, delivered_seq(message), message.data)
-        again = deliveries(message) > 1
-        return Token(standing, message.reply, header(message, b"Nats-Scheduler"), again)
+        seq, deliveries = delivered(message)
+        standing = steps.standing(message.subject, seq, message.data)
+        scheduler = header(message, b"Nats-Scheduler")
+        return Token(standing, message.reply, scheduler, again=deliveries > 1)
 
     def ack(self, tokens: Sequence[Token]) -> None:
         """Spend tokens, without waiting: one that is left over is found out at its claim."""
         if tokens:
             self._wire.send(b"".join(publish_line(each.ack, b"+ACK") for each in tokens))
 
-    # --- Consumers: one per queue and priority hands out tokens, dormant ones count
+    # --- Consumers: one per queue and priority hands out tokens; dormant ones count
+    #
+    # Each costs the server a little with every message, so each is made when it is first needed.
 
-    async def ensure_queue(self, queue: str) -> None:
-        if queue in self._queues:
+    async def ensure_source(self, queue: str, priority: str) -> None:
+        """Let tokens of this queue and priority be handed out."""
+        if (queue, priority) in self._sources:
             return
-        answers = await asyncio.gather(
-            *(self._create(consumer) for consumer in self.consumers(queue))
-        )
-        for answer in answers:
-            _must(answer)
-        self._queues.add(queue)
+        subject = self._layout.ready(queue, priority)
+        await self._ensure_consumer(queue, f"r{priority}", [subject])
+        self._sources.add((queue, priority))
 
-    async def _create(self, consumer: dict[str, Any]) -> dict[str, Any]:
-        subject = f"CONSUMER.CREATE.{self._name}.{consumer['name']}"
-        return await self.api(subject, {"stream_name": self._name, "config": consumer})
+    async def count(self) -> list[dict[str, Any]]:
+        """All consumers of ours, as the server describes them; each queue has those that count."""
+        found = await self.list_consumers()
+        kinds: defaultdict[str, set[str]] = defaultdict(set)
+        for each in found:
+            metadata = each["config"]["metadata"]
+            kinds[metadata["queue"]].add(metadata["kind"])
+        for queue in kinds:
+            for kind, parts in COUNTED.items():
+                if kind not in kinds[queue]:
+                    subjects = [self._layout.of_kind(part, queue) for part in parts]
+                    found.append(await self._ensure_consumer(queue, kind, subjects))
+        return found
 
-    def consumers(self, queue: str) -> list[dict[str, Any]]:
-        layout = self._layout
-        filters = {f"r{priority}": [layout.ready(queue, priority)] for priority in steps.PRIORITIES}
-        kinds = (steps.WAITING, steps.DONE, steps.DEAD, steps.CANCELLED)
-        filters |= {kind: [layout.of_kind(kind, queue)] for kind in kinds}
-        running = (*steps.RUNNING, *steps.ASKED)
-        filters[RUNNING] = [layout.of_kind(kind, queue) for kind in running]
-        return [
-            {
-                "name": consumer_name(queue, kind),
-                "durable_name": consumer_name(queue, kind),
-                "filter_subjects": subjects,
-                "ack_policy": "explicit",
-                "ack_wait": ACK_WAIT_S * 1_000_000_000,
-                "max_deliver": -1,
-                "max_ack_pending": 10_000,
-                "deliver_policy": "all",
-                "metadata": {"queue": queue, "kind": kind},
-            }
-            for kind, subjects in filters.items()
-        ]
+    async def _ensure_consumer(self, queue: str, kind: str, subjects: list[str]) -> dict[str, Any]:
+        name = consumer_name(queue, kind)
+        config = {
+            "name": name,
+            "durable_name": name,
+            "filter_subjects": subjects,
+            "ack_policy": "explicit",
+            "ack_wait": ACK_WAIT_S * 1_000_000_000,
+            "max_deliver": -1,
+            "max_ack_pending": 10_000,
+            "deliver_policy": "all",
+            "metadata": {"queue": queue, "kind": kind},
+        }
+        wish = {"stream_name": self._name, "config": config}
+        return _must(await self.api(f"CONSUMER.CREATE.{self._name}.{name}", wish))
 
     async def list_consumers(self) -> list[dict[str, Any]]:
-        """All consumers of ours, as the server describes them."""
+        """All consumers of ours that there are by now."""
         found: list[dict[str, Any]] = []
         while True:
             wish = {"offset": len(found)}
@@ -358,15 +418,20 @@ class Stream:
         return None if _code(answer) in NOT_FOUND else _must(answer)
 
     async def pause(self, queue: str, paused: bool) -> None:
-        await self.ensure_queue(queue)
         until = {"pause_until": "2200-01-01T00:00:00Z"} if paused else {}
         for priority in steps.PRIORITIES:
+            # Also where nobody used this priority yet: it is to be found paused.
+            await self.ensure_source(queue, priority)
             name = consumer_name(queue, f"r{priority}")
             _must(await self.api(f"CONSUMER.PAUSE.{self._name}.{name}", until))
 
 
-# The dormant consumer that counts running jobs, over all their kinds.
+# What each dormant consumer of a queue counts: jobs of these kinds.
 RUNNING = "run"
+COUNTED = {
+    RUNNING: (*steps.RUNNING, *steps.ASKED),
+    **{kind: (kind,) for kind in (steps.WAITING, *steps.ENDED.values())},
+}
 
 
 def consumer_name(queue: str, kind: str) -> str:
@@ -386,6 +451,10 @@ def drift(wanted: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     return different + (["metadata"] if changed else [])
 
 
+def _size(message: Step) -> int:
+    return len(message.body) + len(message.headers)
+
+
 def _batch(messages: Sequence[Step], batch: str, reply: str) -> bytes:
     """An atomic batch as it goes over the wire; the last message commits it and is answered."""
     lines = []
@@ -399,20 +468,12 @@ def _batch(messages: Sequence[Step], batch: str, reply: str) -> bytes:
     return b"".join(lines)
 
 
-def chunks(groups: Iterable[list[Step]]) -> Iterable[list[list[Step]]]:
-    """Groups that stay together, in batches that the server takes."""
-    chunk: list[list[Step]] = []
-    count = size = 0
-    for group in groups:
-        weight = sum(len(step.body) for step in group)
-        if chunk and (count + len(group) > BATCH or size + weight > BATCH_BYTES):
-            yield chunk
-            chunk, count, size = [], 0, 0
-        chunk.append(group)
-        count += len(group)
-        size += weight
-    if chunk:
-        yield chunk
+def _each(messages: Sequence[Step], reply: str) -> bytes:
+    """Messages as they go over the wire, each answered for itself, by its number."""
+    return b"".join(
+        publish_line(each.subject, each.body, headers=each.headers, reply=f"{reply}.{number}")
+        for number, each in enumerate(messages)
+    )
 
 
 def _code(answer: dict[str, Any]) -> int:

@@ -56,8 +56,7 @@ class Sign:
     sign: Callable[[bytes], str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, gc=False):
     """What arrived. Headers are as they came; see `status` and `header`."""
 
     subject: str
@@ -84,6 +83,8 @@ def status(message: Message) -> int:
 
 def header(message: Message, name: bytes) -> str:
     """One header of a message; empty where it has none of that name."""
+    if not message.headers:
+        return ""
     start = message.headers.find(b"\r\n" + name + b": ")
     if start < 0:
         return ""
@@ -149,7 +150,7 @@ class Wire:
     async def open(self) -> None:
         """Connect; raises at once where the server refuses us, else after a few seconds."""
         if self._running is None:
-            self.subscribe(f"{self._inbox}.*", self._answered)
+            self.subscribe(f"{self._inbox}.>", self._answered)
             self._running = asyncio.create_task(self._run(), name="tickwheel-nats")
         await first_of(self._up.wait(), asyncio.shield(self._running), timeout_s=CONNECT_S)
         if not self._up.is_set():
@@ -393,7 +394,9 @@ class Wire:
 
     def _answered(self, message: Message) -> None:
         if message.subject.startswith(self._inbox):
-            pending = self._pending.get(message.subject[len(self._inbox) + 1 :])
+            # What follows the number says which of several messages was answered.
+            number = message.subject[len(self._inbox) + 1 :].partition(".")[0]
+            pending = self._pending.get(number)
         else:
             # What a stream delivers comes under the subject that it has in the stream.
             pending = self._pulls.get(_consumer(message.reply))
@@ -447,16 +450,12 @@ def _consumer(ack: str) -> str:
     return ".".join(tokens[2:4] if len(tokens) == ACK_TOKENS else tokens[4:6])
 
 
-def delivered_seq(message: Message) -> int:
-    """The sequence that a delivered message has in its stream."""
+def delivered(message: Message) -> tuple[int, int]:
+    """The sequence that a delivered message has in its stream, and how often it was delivered,
+    this time included."""
     tokens = message.reply.split(".")
-    return int(tokens[5] if len(tokens) == ACK_TOKENS else tokens[7])
-
-
-def deliveries(message: Message) -> int:
-    """How often a message was delivered, this time included."""
-    tokens = message.reply.split(".")
-    return int(tokens[4] if len(tokens) == ACK_TOKENS else tokens[6])
+    at = 4 if len(tokens) == ACK_TOKENS else 6
+    return int(tokens[at + 1]), int(tokens[at])
 
 
 def _words(line: bytes) -> str:
