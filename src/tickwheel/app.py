@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import PurePath
@@ -40,8 +41,10 @@ from tickwheel.worker import Worker, WorkerOptions
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# A caller that enqueues without a pause still lets others run after this many.
-CHUNK = 8000
+# Jobs of `enqueue_many` that are on their way at the same time, in one step or a few.
+CHUNK = 4000
+
+NO_JOBS = "enqueue_many takes jobs, made with task.job(…)"
 
 
 class App:
@@ -172,25 +175,42 @@ class App:
     # --- Jobs
 
     async def enqueue_many(
-        self, jobs: Sequence[Job], *, connection: Any = None
+        self, jobs: Iterable[Job], *, connection: Any = None
     ) -> list[JobHandle[Any]]:
         """Store many jobs, made with `task.job(…)`, in as few steps as the store can.
 
+        A list is checked before any of it is stored. A generator is taken by the portion: some of
+        its jobs are made while those before them are being stored.
+
         With a `connection` of your own they are part of its transaction, as in `using`.
         """
-        self._check_jobs(jobs)
-        added: list[bool] = []
-        for start in range(0, len(jobs), CHUNK):
-            chunk = jobs[start : start + CHUNK]
-            if connection is not None:
-                added += await self._add_within(connection, chunk)
-            else:
-                added += await (await self.client()).add_many(chunk)
-        return self._handles(jobs, added)
+        taken: list[Job] = []
+        portions = self._portions(jobs, taken)
+        if connection is None:
+            added = await (await self.client()).add_many(portions)
+        else:
+            added = []
+            for portion in portions:
+                added += await self._add_within(connection, portion)
+        return self._handles(taken, added)
+
+    def _portions(self, jobs: Iterable[Job], taken: list[Job]) -> Iterator[Sequence[Job]]:
+        """Jobs that are fit to be stored, some at a time; those that were taken are kept."""
+        if isinstance(jobs, Sequence):
+            self._check_jobs(jobs)
+        elif not isinstance(jobs, Iterable):
+            raise BadArguments(NO_JOBS)
+        size = max(1, CHUNK // self._store.lanes)
+        rest = iter(jobs)
+        while portion := list(itertools.islice(rest, size)):
+            if not isinstance(jobs, Sequence):
+                self._check_jobs(portion)
+            taken += portion
+            yield portion
 
     def _check_jobs(self, jobs: Sequence[Job]) -> None:
-        if not isinstance(jobs, Sequence) or not all(isinstance(job, Job) for job in jobs):
-            raise BadArguments("enqueue_many takes a list of jobs, made with task.job(…)")
+        if not all(isinstance(job, Job) for job in jobs):
+            raise BadArguments(NO_JOBS)
         for name in {job.task for job in jobs}:
             self.tasks.get(name)
 
@@ -410,11 +430,14 @@ class SyncApp:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def enqueue_many(self, jobs: Sequence[Job], *, connection: Any = None) -> list[JobHandle[Any]]:
+    def enqueue_many(self, jobs: Iterable[Job], *, connection: Any = None) -> list[JobHandle[Any]]:
+        # A generator is run here: it may hold what belongs to this thread.
+        taken: list[Job] = []
+        portions = list(self._app._portions(jobs, taken))
         if connection is None:
-            return self._call(self._app.enqueue_many(jobs))
-        self._app._check_jobs(jobs)
-        return self._app._handles(jobs, self._app._add_within_sync(connection, jobs))
+            return self._call(self._app.enqueue_many(taken))
+        added = [self._app._add_within_sync(connection, portion) for portion in portions]
+        return self._app._handles(taken, list(itertools.chain.from_iterable(added)))
 
     def info(self, job: JobHandle[Any]) -> JobInfo:
         return self._call(job.info())

@@ -7,8 +7,9 @@ one round trip, without any timer or size to tune.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -100,3 +101,30 @@ class Batcher(Generic[Item, Answer]):
             for _, waiting in self._gathered:
                 waiting.cancel()
             self._gathered.clear()
+
+
+@asynccontextmanager
+async def few_at_a_time(
+    most: int,
+) -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], Awaitable[None]]]:
+    """Gives what starts work, and waits where so much is under way. At the end all of it is done;
+    where some of it failed, the rest is cancelled."""
+    running: set[asyncio.Task[None]] = set()
+
+    async def start(work: Coroutine[Any, Any, None]) -> None:
+        running.add(asyncio.create_task(work))
+        await asyncio.sleep(0)  # it begins before the next is made
+        if len(running) == most:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                running.remove(task)
+                task.result()
+
+    try:
+        yield start
+        for task in running:
+            await task
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

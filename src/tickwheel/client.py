@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tickwheel.batch import Batcher
+from tickwheel.batch import Batcher, few_at_a_time
 from tickwheel.clock import Clock, StoreClock
 from tickwheel.errors import JobCancelled, JobFailed, JobUnknown, ResultError, ResultTimeout
 from tickwheel.job import Cancelled, Job, Priority, Run, State
@@ -107,8 +107,17 @@ class Client:
         """Add one job, together with whatever else is being added; False where its id is taken."""
         return await self._adding.send(job)
 
-    async def add_many(self, jobs: Sequence[Job]) -> list[bool]:
-        return await self.store.add(jobs)
+    async def add_many(self, portions: Iterable[Sequence[Job]]) -> list[bool]:
+        """Add jobs by the portion, as many of them at the same time as the store likes."""
+        answers: dict[int, list[bool]] = {}
+
+        async def add(number: int, jobs: Sequence[Job]) -> None:
+            answers[number] = await self.store.add(jobs)
+
+        async with few_at_a_time(self.store.lanes) as start:
+            for number, jobs in enumerate(portions):
+                await start(add(number, jobs))
+        return [added for number in sorted(answers) for added in answers[number]]
 
     async def get(self, id: str) -> Job:
         [job] = await self.store.get([id])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from certificates import certificate
 from redis_server import RedisServer
 from tickwheel import App
 from tickwheel import job as life
@@ -685,30 +686,16 @@ async def test_a_cluster_serves_namespaces_on_any_of_its_nodes(tmp_path: Path) -
 
 
 async def test_a_server_behind_tls_is_used_and_checked(server: RedisServer, tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path, "right")
-    other, _ = certificate(tmp_path, "other")
+    ca, cert, key = certificate(tmp_path / "right")
+    other, _, _ = certificate(tmp_path / "other")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)
     async with Proxy(server.port, tls=context) as proxy:
-        async with opened(f"rediss://127.0.0.1:{proxy.port}?ca={cert}") as store:
+        async with opened(f"rediss://127.0.0.1:{proxy.port}?ca={ca}") as store:
             await a_whole_life(store)
         for options in (f"?ca={other}", ""):
             with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
                 await open_store(f"rediss://127.0.0.1:{proxy.port}{options}").open()
-
-
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
 
 
 # --- What the script does for itself

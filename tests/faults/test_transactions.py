@@ -18,6 +18,7 @@ import aiosqlite
 import apsw
 import asyncpg
 import psycopg
+import psycopg2
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -68,6 +69,17 @@ def by_psycopg(where: str) -> Iterator[Any]:
     with psycopg.connect(where) as connection:
         connection.execute(INSERT)
         yield connection
+
+
+@contextmanager
+def by_psycopg2(where: str) -> Iterator[Any]:
+    connection = psycopg2.connect(where)
+    try:
+        with connection:
+            connection.cursor().execute(INSERT)
+            yield connection
+    finally:
+        connection.close()
 
 
 def by_session(url: Callable[[str], str]) -> Callable[[str], Any]:
@@ -146,6 +158,7 @@ SYNC = {
     "sqlalchemy-sqlite": ("sqlite", by_session(lambda where: f"sqlite:///{where}")),
     "django-sqlite": ("sqlite", by_django),
     "psycopg": ("postgresql", by_psycopg),
+    "psycopg2": ("postgresql", by_psycopg2),
     "sqlalchemy-postgresql": ("postgresql", by_session(_psycopg_url)),
     "sqlalchemy-connection": ("postgresql", by_connection),
     "django-postgresql": ("postgresql", by_django),

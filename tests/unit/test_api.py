@@ -410,11 +410,53 @@ async def test_a_job_of_another_app_is_refused_and_nothing_is_stored(app: App) -
 
 
 @pytest.mark.parametrize(
-    "jobs", [[5], ["id"], 5, iter([])], ids=["number", "text", "no list", "iterator"]
+    "jobs", [[5], ["id"], 5, {5: 5}.keys(), "text"], ids=["number", "id", "one", "view", "text"]
 )
 async def test_what_is_no_list_of_jobs_is_refused(app: App, jobs: Any) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"made with task\.job"):
         await app.enqueue_many(jobs)
+    with pytest.raises(UsageError, match=r"made with task\.job"):
+        app.sync.enqueue_many(jobs)
+
+
+async def test_a_generator_of_jobs_is_taken_by_the_portion(app: App) -> None:
+    task = app.task(add)
+    stored: list[int] = []
+
+    def made() -> Iterator[Job]:
+        for n in range(9_000):
+            if n % 1_000 == 0:
+                stored.append(len(app._store._jobs))  # type: ignore[attr-defined]
+            yield task.using(delay=60, id=f"{n}").job(n)
+
+    handles = await app.enqueue_many(made())
+    assert [handle.id for handle in handles] == [f"{n}" for n in range(9_000)]
+    assert await waiting(app) == 9_000
+    assert stored == [0] * 4 + [4_000] * 4 + [8_000]
+
+
+async def test_what_a_generator_gave_before_its_mistake_is_stored(app: App) -> None:
+    task = app.task(add)
+
+    def made() -> Iterator[Any]:
+        yield from (task.job(n) for n in range(4_000))
+        yield "no job"
+
+    with pytest.raises(BadArguments):
+        await app.enqueue_many(made())
+    assert await waiting(app) == 4_000
+
+
+def test_a_generator_runs_in_the_thread_that_made_it(app: App) -> None:
+    task = app.task(add)
+    threads = set()
+
+    def made() -> Iterator[Job]:
+        threads.add(threading.get_ident())
+        yield task.using(delay=60).job(1)
+
+    assert len(app.sync.enqueue_many(made())) == 1
+    assert threads == {threading.get_ident()}
 
 
 async def test_a_closed_app_opens_again_when_it_is_used(app: App) -> None:

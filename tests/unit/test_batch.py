@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tickwheel.batch import Batcher
+from tickwheel.batch import Batcher, few_at_a_time
 from tickwheel.testing import run_virtual
 
 
@@ -274,5 +274,78 @@ def test_whole_batches_go_side_by_side_and_parts_of_one_wait() -> None:
         await asyncio.gather(first, second)
         assert sink.batches[3:] == [[8], [9]]
         assert now() == 4
+
+    run_virtual(story())
+
+
+# --- A few at a time
+
+
+def test_a_few_are_under_way_and_the_next_waits() -> None:
+    async def story() -> None:
+        begun: list[tuple[int, float]] = []
+
+        async def work(n: int) -> None:
+            begun.append((n, now()))
+            await asyncio.sleep(1)
+
+        async with few_at_a_time(2) as start:
+            for n in range(5):
+                await start(work(n))
+        assert begun == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2)]
+        assert now() == 3
+
+    run_virtual(story())
+
+
+def test_where_one_fails_the_others_are_cancelled() -> None:
+    async def story() -> None:
+        ended: list[str] = []
+
+        async def fail() -> None:
+            await asyncio.sleep(1)
+            raise ConnectionError("gone")
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+
+        with pytest.raises(ConnectionError):
+            async with few_at_a_time(3) as start:
+                await start(work())
+                await start(fail())
+                await start(work())
+        assert ended == ["cancelled"] * 2
+        assert now() == 1
+
+    run_virtual(story())
+
+
+def test_what_is_under_way_ends_with_a_caller_that_is_cancelled() -> None:
+    async def story() -> None:
+        working = 0
+
+        async def work() -> None:
+            nonlocal working
+            working += 1
+            try:
+                await asyncio.sleep(60)
+            finally:
+                working -= 1
+
+        async def caller() -> None:
+            async with few_at_a_time(3) as start:
+                await start(work())
+                await start(work())
+
+        task = asyncio.create_task(caller())
+        await asyncio.sleep(1)
+        assert working == 2
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert working == 0
 
     run_virtual(story())

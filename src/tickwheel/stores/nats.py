@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from tickwheel.batch import few_at_a_time
 from tickwheel.clock import S_NS, Clock, StoreClock, SystemClock, first_of
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
@@ -24,7 +25,7 @@ from tickwheel.schedule import Schedule
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores import nats_steps as steps
 from tickwheel.stores.nats_health import durability_of, findings_of
-from tickwheel.stores.nats_jobs import Jobs, few_at_a_time
+from tickwheel.stores.nats_jobs import PARALLEL, Jobs
 from tickwheel.stores.nats_looking import Finder, counted
 from tickwheel.stores.nats_options import Options
 from tickwheel.stores.nats_ready import Ready
@@ -85,7 +86,7 @@ class Shard:
         # Tokens may turn out to be spent: then there is room for others.
         for _ in range(ROUNDS):
             wanted = limit - len(claimed)
-            async with few_at_a_time() as start:
+            async with few_at_a_time(PARALLEL) as start:
                 while wanted:
                     # By the batch: one is claimed while the next one comes.
                     tokens = await self.ready.take(queues, portion := min(wanted, BATCH))

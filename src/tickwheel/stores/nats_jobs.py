@@ -5,21 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Sequence,
-)
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from tickwheel import job as life
+from tickwheel.batch import few_at_a_time
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
@@ -71,7 +63,7 @@ class Jobs:
         todo = plans
         for tries in range(TRIES):
             refused: dict[str, P] = {}
-            async with few_at_a_time() as start:
+            async with few_at_a_time(PARALLEL) as start:
                 for chunk in _chunked(todo, write):
                     await start(self._carry(chunk, carried, refused))
             if not refused:
@@ -487,28 +479,3 @@ def _chunked(plans: dict[str, P], write: Callable[[P], list[Step]]) -> Iterator[
         size += weight
     if chunk:
         yield chunk
-
-
-@asynccontextmanager
-async def few_at_a_time() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], Awaitable[None]]]:
-    """Gives what starts work, and waits before that where too much is under way. At the end all of
-    it is done; where some of it failed, the rest is cancelled."""
-    running: set[asyncio.Task[None]] = set()
-
-    async def start(work: Coroutine[Any, Any, None]) -> None:
-        running.add(asyncio.create_task(work))
-        await asyncio.sleep(0)  # it begins before the next is made
-        if len(running) == PARALLEL:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                running.remove(task)
-                task.result()
-
-    try:
-        yield start
-        for task in running:
-            await task
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)

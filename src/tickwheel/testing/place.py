@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from tickwheel import job as life
@@ -123,8 +124,10 @@ class BoxClient(Client):
         await self._added([job] if new else [])
         return new
 
-    async def add_many(self, jobs: Sequence[Job]) -> list[bool]:
-        new = await super().add_many(jobs)
+    async def add_many(self, portions: Iterable[Sequence[Job]]) -> list[bool]:
+        given = list(portions)
+        new = await super().add_many(given)
+        jobs = itertools.chain.from_iterable(given)
         await self._added([job for job, added in zip(jobs, new, strict=True) if added])
         return new
 
