@@ -1,0 +1,28 @@
+"""What an idle worker process weighs at most, in MB: python -m bench.idle URL
+
+In a process of its own, which imports nothing but what a worker needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tickwheel import App
+
+
+async def idle(url: str) -> None:
+    app = App(url)
+
+    @app.task
+    async def nothing() -> None: ...
+
+    async with app, app.worker():
+        await asyncio.sleep(3)
+
+
+if __name__ == "__main__":
+    asyncio.run(idle(sys.argv[1]))
+    status = Path("/proc/self/status").read_text()
+    print(int(status.partition("VmHWM:")[2].split()[0]) / 1024)
