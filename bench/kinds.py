@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from tickwheel.stores.nats_server import start
+from tickwheel.stores.nats.server import start
 
 # The servers of the tests serve here as well.
 sys.path.append(str(Path(__file__).parent.parent / "tests"))

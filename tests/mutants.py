@@ -32,8 +32,8 @@ CONTRACT = "tests/contract"
 MODEL = "tests/model/test_store_model.py"
 MEMORY = "stores/memory.py"
 JOB = "job.py"
-STEPS = "stores/sqlite_steps.py"
-SQLITE = "stores/sqlite.py"
+STEPS = "stores/sqlite/steps.py"
+SQLITE = "stores/sqlite/store.py"
 ENGINE = "tests/engine"
 SCHEDULES = "tests/engine/test_schedules.py"
 NATS_JOBS, NATS_STEPS, NATS_READY = (
@@ -376,7 +376,7 @@ FAULTS = [
         '_NEW_FENCE = "abs(random() / 2)"', '_NEW_FENCE = "1"',
     ),
     Fault(
-        "sqlite: counts forget what moves", "looking", "stores/sqlite.sql",
+        "sqlite: counts forget what moves", "looking", "stores/sqlite/schema.sql",
         "when old.state <> new.state begin", "when 0 begin",
     ),
     Fault(
@@ -388,11 +388,11 @@ FAULTS = [
         "and ended_ms < ?\n", "and ? is not null\n",
     ),
     Fault(
-        "sqlite: other processes are not heard", "waiting", "stores/sqlite_file.py",
+        "sqlite: other processes are not heard", "waiting", "stores/sqlite/file.py",
         "            if version != self._version:\n", "            if False:\n",
     ),
     Fault(
-        "sqlite: a failed step is kept in part", "I1", "stores/sqlite_file.py",
+        "sqlite: a failed step is kept in part", "I1", "stores/sqlite/file.py",
         '            db.execute("rollback")', '            db.execute("commit")',
         "tests/unit/test_sqlite_file.py",
     ),

@@ -24,7 +24,7 @@ from tickwheel import job as life
 from tickwheel.clock import SystemClock
 from tickwheel.job import Job, Outcome, Settlement, State
 from tickwheel.store import Store, open_store
-from tickwheel.stores.nats_server import Server, start
+from tickwheel.stores.nats.server import Server, start
 
 START_MS = 1_800_000_000_000
 

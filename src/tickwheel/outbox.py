@@ -159,7 +159,7 @@ class _Sqlite:
 
 class _Postgres:
     def __init__(self, url: str) -> None:
-        from tickwheel.stores.postgres_url import Options
+        from tickwheel.stores.postgres.url import Options
 
         self._options = Options.of(url)
         self._db: Any = None

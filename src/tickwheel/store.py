@@ -254,15 +254,15 @@ class Store(Protocol):
 # Where each kind of store lives. By name, because a store's driver may not be installed.
 _KINDS = {
     "memory": ("tickwheel.stores.memory", "MemoryStore"),
-    "sqlite": ("tickwheel.stores.sqlite", "SqliteStore"),
-    "nats": ("tickwheel.stores.nats", "NatsStore"),
-    "nats+embedded": ("tickwheel.stores.nats", "NatsStore"),
-    "postgresql": ("tickwheel.stores.postgres", "PostgresStore"),
-    "postgres": ("tickwheel.stores.postgres", "PostgresStore"),
-    "redis": ("tickwheel.stores.redis", "RedisStore"),
-    "rediss": ("tickwheel.stores.redis", "RedisStore"),
-    "valkey": ("tickwheel.stores.redis", "RedisStore"),
-    "valkeys": ("tickwheel.stores.redis", "RedisStore"),
+    "sqlite": ("tickwheel.stores.sqlite.store", "SqliteStore"),
+    "nats": ("tickwheel.stores.nats.store", "NatsStore"),
+    "nats+embedded": ("tickwheel.stores.nats.store", "NatsStore"),
+    "postgresql": ("tickwheel.stores.postgres.store", "PostgresStore"),
+    "postgres": ("tickwheel.stores.postgres.store", "PostgresStore"),
+    "redis": ("tickwheel.stores.redis.store", "RedisStore"),
+    "rediss": ("tickwheel.stores.redis.store", "RedisStore"),
+    "valkey": ("tickwheel.stores.redis.store", "RedisStore"),
+    "valkeys": ("tickwheel.stores.redis.store", "RedisStore"),
 }
 
 

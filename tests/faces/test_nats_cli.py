@@ -22,8 +22,8 @@ import pytest
 
 from tickwheel import App, Cancelled, State, Task
 from tickwheel.cli import main
-from tickwheel.stores.nats_process import find_binary
-from tickwheel.stores.nats_production import ROLES, production_text, variables
+from tickwheel.stores.nats.process import find_binary
+from tickwheel.stores.nats.production import ROLES, production_text, variables
 
 PASSWORDS = dict.fromkeys(variables(), "secret")
 SOON_S = 30

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tickwheel.stores.nats_process import find_binary
+from tickwheel.stores.nats.process import find_binary
 
 SOON_S = 20.0
 

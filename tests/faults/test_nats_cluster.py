@@ -22,9 +22,10 @@ from tickwheel import App, State, Task
 from tickwheel.errors import StoreError, StoreUnavailable
 from tickwheel.job import Cancelled
 from tickwheel.store import Store, open_store
-from tickwheel.stores import nats_stream, nats_wire
-from tickwheel.stores.nats import NatsStore
-from tickwheel.stores.nats_server import Cluster, Server, cluster
+from tickwheel.stores.nats import stream as nats_stream
+from tickwheel.stores.nats import wire as nats_wire
+from tickwheel.stores.nats.server import Cluster, Server, cluster
+from tickwheel.stores.nats.store import NatsStore
 
 # Waits are long: a busy machine takes its time to choose leaders.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

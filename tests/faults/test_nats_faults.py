@@ -25,8 +25,10 @@ from stores import NatsHarness, nats_server
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store, open_store
-from tickwheel.stores import nats, nats_stream, nats_wire
-from tickwheel.stores.nats_server import start
+from tickwheel.stores.nats import store as nats
+from tickwheel.stores.nats import stream as nats_stream
+from tickwheel.stores.nats import wire as nats_wire
+from tickwheel.stores.nats.server import start
 from tickwheel.throttle import Rate
 
 # Waits are long: a busy machine takes its time to choose leaders.

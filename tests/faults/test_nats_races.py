@@ -21,7 +21,8 @@ from tickwheel import job as life
 from tickwheel.job import Cancelled, Job, Outcome, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store
-from tickwheel.stores import nats_ready, nats_stream
+from tickwheel.stores.nats import ready as nats_ready
+from tickwheel.stores.nats import stream as nats_stream
 
 pytestmark = pytest.mark.slow
 

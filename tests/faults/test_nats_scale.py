@@ -24,8 +24,8 @@ from tickwheel.errors import StoreError
 from tickwheel.job import Cancelled, Job
 from tickwheel.schedule import Schedule
 from tickwheel.store import Query, Store, open_store
-from tickwheel.stores.nats import NatsStore
-from tickwheel.stores.nats_server import Server
+from tickwheel.stores.nats.server import Server
+from tickwheel.stores.nats.store import NatsStore
 from tickwheel.throttle import Rate
 
 pytestmark = pytest.mark.slow

@@ -22,9 +22,9 @@ from nats.js.api import StreamConfig
 from processes import wait_until
 
 from tickwheel.errors import BadConfig, StoreUnavailable
-from tickwheel.stores import nats_process
-from tickwheel.stores.nats_conf import Settings, config_text
-from tickwheel.stores.nats_server import (
+from tickwheel.stores.nats import process as nats_process
+from tickwheel.stores.nats.conf import Settings, config_text
+from tickwheel.stores.nats.server import (
     Cluster,
     Embedded,
     FolderTaken,
@@ -44,7 +44,7 @@ SOON_S = 20.0
 # A program that opens a folder's server, says what it got, and lives until it is killed.
 OPENER = """
 import asyncio, os, sys, threading, time
-from tickwheel.stores.nats_server import embedded
+from tickwheel.stores.nats.server import embedded
 
 async def main():
     handle = embedded(sys.argv[1])

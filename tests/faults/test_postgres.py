@@ -19,9 +19,9 @@ from tickwheel.cli import main
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
 from tickwheel.job import Job, State
 from tickwheel.store import Level, open_store
-from tickwheel.stores.postgres import PostgresStore
-from tickwheel.stores.postgres_schema import parts_of
-from tickwheel.stores.postgres_steps import adding
+from tickwheel.stores.postgres.schema import parts_of
+from tickwheel.stores.postgres.steps import adding
+from tickwheel.stores.postgres.store import PostgresStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -367,7 +367,7 @@ async def test_batches_that_meet_in_opposite_orders_end_well(schema: str) -> Non
 async def test_counts_stay_exact_while_they_are_folded(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tickwheel.stores.postgres.FOLD_STEPS", 3)
+    monkeypatch.setattr("tickwheel.stores.postgres.store.FOLD_STEPS", 3)
     url = f"{shared_server().url}?schema={schema}"
 
     async def work(store: PostgresStore, name: str) -> None:
@@ -502,7 +502,7 @@ async def test_an_older_schema_is_for_its_owner_to_upgrade(
         more = f"create table {schema}.more (); update {schema}.version set version = 2"
         return [*parts_of(schema), more]
 
-    monkeypatch.setattr("tickwheel.stores.postgres_schema.parts_of", with_one_more)
+    monkeypatch.setattr("tickwheel.stores.postgres.schema.parts_of", with_one_more)
     with pytest.raises(StoreIncompatible, match=r"version 1 .* needs 2.*tickwheel migrate"):
         await open_store(url_of(role, schema)).open()
     before, after, sql = await PostgresStore.migrate(url, dry_run=True)

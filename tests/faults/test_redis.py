@@ -23,9 +23,9 @@ from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable
 from tickwheel.job import Cancelled, Job, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Level, Query, Store, open_store
-from tickwheel.stores.redis_health import durability_of, of_memory
-from tickwheel.stores.redis_options import Options
-from tickwheel.stores.redis_wire import translated, wrong
+from tickwheel.stores.redis.health import durability_of, of_memory
+from tickwheel.stores.redis.options import Options
+from tickwheel.stores.redis.wire import translated, wrong
 from tickwheel.throttle import Rate, admit
 
 pytestmark = pytest.mark.slow
@@ -378,13 +378,13 @@ async def test_an_extend_is_not_answered_before_a_settle_that_it_comes_after(
 @pytest.fixture
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only news end a wait."""
-    monkeypatch.setattr("tickwheel.stores.redis.POLL_S", 600)
+    monkeypatch.setattr("tickwheel.stores.redis.store.POLL_S", 600)
 
 
 @pytest.fixture
 def no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that was lost stays lost: only looking now and then ends a wait."""
-    monkeypatch.setattr("tickwheel.stores.redis_news.AGAIN_S", 600)
+    monkeypatch.setattr("tickwheel.stores.redis.news.AGAIN_S", 600)
 
 
 async def ends_soon(waiting: asyncio.Task[None], step: Awaitable[object]) -> None:

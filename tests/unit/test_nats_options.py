@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tickwheel.errors import BadConfig
-from tickwheel.stores.nats_options import Options
+from tickwheel.stores.nats.options import Options
 
 # An nkey seed of nobody.
 SEED = "SUAMLK2ZNL35WSMW37E7UD4VZ7ELPKW7DHC3BWBSD2GCZ7IUQQXZIORRBU"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from stores import ODD_NAMES
 from tickwheel import job as life
 from tickwheel.job import Job, State
-from tickwheel.stores import nats_steps as steps
-from tickwheel.stores.nats_jobs import _still_counts
-from tickwheel.stores.nats_steps import Layout, Standing, standing, token, untoken
-from tickwheel.stores.nats_stream import Token, consumer_name
+from tickwheel.stores.nats import steps
+from tickwheel.stores.nats.jobs import _still_counts
+from tickwheel.stores.nats.steps import Layout, Standing, standing, token, untoken
+from tickwheel.stores.nats.stream import Token, consumer_name
 
 NOW_MS = 1_800_000_000_000
 AHEAD_MS = 1_000

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from tickwheel.errors import StoreError, StoreUnavailable
-from tickwheel.stores import nats_wire
-from tickwheel.stores.nats_wire import Denied, Message, Wire, header, publish_line, status
+from tickwheel.stores.nats import wire as nats_wire
+from tickwheel.stores.nats.wire import Denied, Message, Wire, header, publish_line, status
 
 INFO = b'INFO {"version":"2.15.0","max_payload":1048576,"headers":true}\r\n'
 

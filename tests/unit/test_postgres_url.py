@@ -10,11 +10,11 @@ import pytest
 from tickwheel.errors import BadConfig
 from tickwheel.job import Job
 from tickwheel.store import open_store
-from tickwheel.stores.postgres import PostgresStore
-from tickwheel.stores.postgres_health import judged
-from tickwheel.stores.postgres_schema import parts_of
-from tickwheel.stores.postgres_steps import adding
-from tickwheel.stores.postgres_url import Options
+from tickwheel.stores.postgres.health import judged
+from tickwheel.stores.postgres.schema import parts_of
+from tickwheel.stores.postgres.steps import adding
+from tickwheel.stores.postgres.store import PostgresStore
+from tickwheel.stores.postgres.url import Options
 
 URL = "postgresql://ann:s3cret@db.example.com:6432/shop"
 

@@ -8,7 +8,7 @@ import pytest
 
 from tickwheel.errors import BadConfig
 from tickwheel.store import open_store
-from tickwheel.stores.redis_options import Options
+from tickwheel.stores.redis.options import Options
 
 
 def test_a_host_is_enough() -> None:

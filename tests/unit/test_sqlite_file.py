@@ -10,8 +10,8 @@ import pytest
 
 from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
 from tickwheel.store import open_store
-from tickwheel.stores.sqlite import SqliteStore
-from tickwheel.stores.sqlite_file import connect, in_transaction
+from tickwheel.stores.sqlite.file import connect, in_transaction
+from tickwheel.stores.sqlite.store import SqliteStore
 
 
 def test_a_step_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

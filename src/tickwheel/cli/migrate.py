@@ -31,7 +31,7 @@ def migrate(where: Where, as_json: bool, dry_run: bool) -> None:
 
 
 async def _migrate(url: str, as_json: bool, dry_run: bool) -> None:
-    from tickwheel.stores.postgres import PostgresStore
+    from tickwheel.stores.postgres.store import PostgresStore
 
     before, after, sql = await PostgresStore.migrate(url, dry_run=dry_run)
     if as_json:

@@ -17,7 +17,7 @@ from tickwheel.errors import BadConfig, StoreUnavailable
 if TYPE_CHECKING:
     import asyncio
 
-    from tickwheel.stores.nats_server import Cluster, Server
+    from tickwheel.stores.nats.server import Cluster, Server
 
 nats = Group(
     "nats",
@@ -71,8 +71,8 @@ def up(folder: Path, port: int | None, durability: str, as_json: bool) -> None:
 
 async def _up(folder: Path, port: int | None, durability: str, as_json: bool) -> None:
     from tickwheel.clock import first_of
-    from tickwheel.stores.nats_conf import ANY_PORT
-    from tickwheel.stores.nats_server import start
+    from tickwheel.stores.nats.conf import ANY_PORT
+    from tickwheel.stores.nats.server import start
 
     server = await start(folder, durability=durability, port=port or ANY_PORT, secure=True)
     asked = _asked_to_stop()
@@ -116,7 +116,7 @@ def cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> None:
 
 
 async def _cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> None:
-    from tickwheel.stores.nats_server import cluster
+    from tickwheel.stores.nats.server import cluster
 
     made = await cluster(folder, nodes, durability=durability, secure=True)
     asked = _asked_to_stop()
@@ -229,7 +229,7 @@ def conf(
     It has comments, users by role, TLS, limits and a cluster. Print it once for each server, with
     its --name.
     """
-    from tickwheel.stores.nats_production import production_text, variables
+    from tickwheel.stores.nats.production import production_text, variables
 
     machines = tuple(_host(part.strip()) for part in hosts.split(","))
     click.echo(

@@ -5,7 +5,7 @@ What a caller may rely on:
 - A server listens on loopback alone, and two servers never run on one folder: the server itself
   holds the folder's lock for as long as it lives, however its life ends.
 - It lives no longer than the process that started it, even if that is killed: see
-  `nats_watcher.py`. Where the whole machine goes down, `strict` keeps all that was acknowledged,
+  `watcher.py`. Where the whole machine goes down, `strict` keeps all that was acknowledged,
   `fast` loses up to the last second.
 - Every wait has a limit. A server that can't be started says why, in its own last words.
 
@@ -22,8 +22,8 @@ import socket
 from pathlib import Path
 
 from tickwheel.errors import BadConfig, StoreUnavailable
-from tickwheel.stores.nats_conf import ANY_PORT, HOST, Routes, Settings
-from tickwheel.stores.nats_process import (
+from tickwheel.stores.nats.conf import ANY_PORT, HOST, Routes, Settings
+from tickwheel.stores.nats.process import (
     LOOK_S,
     START_S,
     Address,

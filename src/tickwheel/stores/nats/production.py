@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from textwrap import indent
 
-from tickwheel.stores.nats_conf import BATCH, MAX_FILE, MAX_MEMORY, MAX_PAYLOAD, sync_interval
-from tickwheel.stores.nats_steps import Layout
+from tickwheel.stores.nats.conf import BATCH, MAX_FILE, MAX_MEMORY, MAX_PAYLOAD, sync_interval
+from tickwheel.stores.nats.steps import Layout
 
 CLIENT_PORT, ROUTE_PORT, MONITOR_PORT = 4222, 6222, 8222
 
@@ -54,7 +54,7 @@ _WORK = (
 _HEAR = ("_INBOX_{user}.>", "tw-news.{namespace}.>")
 
 # Who may do what. `stream` stands for each stream of the namespace, `prefix` for what the subjects
-# in them begin with; `nats_steps` has the subjects.
+# in them begin with; `steps` has the subjects.
 ROLES = {
     "producer": Role(
         about="adds jobs, cancels them, looks at them",

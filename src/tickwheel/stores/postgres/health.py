@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tickwheel.span import span_text
 from tickwheel.store import Durability, Finding, Level
-from tickwheel.stores.postgres_steps import Link
+from tickwheel.stores.postgres.steps import Link
 
 MIB = 1024**2
 # Dead rows beyond these are more than a vacuum leaves between two of its rounds.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tickwheel.errors import BadConfig, StoreError, StoreUnavailable
-from tickwheel.stores.redis_options import Options
+from tickwheel.stores.redis.options import Options
 
 try:
     import redis.asyncio as driver
@@ -34,7 +34,7 @@ CONNECT_S = 5.0
 # A connection that was idle for longer is asked whether it is still there before it is used.
 IDLE_S = 15.0
 
-SCRIPT = Path(__file__).with_name("redis.lua").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("steps.lua").read_text(encoding="utf-8")
 SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -69,7 +69,7 @@ class Wire:
         self._key = f"{options.root}job"
 
     async def step(self, name: str, *args: Any) -> Any:
-        """Run one step of redis.lua. It is sent whole only where the server doesn't know it."""
+        """Run one step of steps.lua. It is sent whole only where the server doesn't know it."""
         packed = _pack(args)
         try:
             return await self.send("EVALSHA", SHA, 1, self._key, name, packed)

@@ -15,10 +15,10 @@ from tickwheel.batch import few_at_a_time
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.stores import nats_steps as steps
-from tickwheel.stores.nats_steps import Check, Layout, Standing, Step
-from tickwheel.stores.nats_stream import BATCH, BATCH_BYTES, Stream, Token
-from tickwheel.stores.nats_wire import Denied
+from tickwheel.stores.nats import steps
+from tickwheel.stores.nats.steps import Check, Layout, Standing, Step
+from tickwheel.stores.nats.stream import BATCH, BATCH_BYTES, Stream, Token
+from tickwheel.stores.nats.wire import Denied
 
 P = TypeVar("P")
 # Plans by id, each with its messages, that go into one batch.

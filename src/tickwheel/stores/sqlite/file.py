@@ -142,7 +142,7 @@ def _patiently(tries: int) -> bool:
 
 
 def migrate(db: apsw.Connection) -> None:
-    parts = Path(__file__).with_name("sqlite.sql").read_text().split("\n-- part ")[1:]
+    parts = Path(__file__).with_name("schema.sql").read_text().split("\n-- part ")[1:]
     with _transaction(db):
         version = db.pragma("user_version")
         if version > len(parts):

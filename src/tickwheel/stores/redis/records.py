@@ -1,4 +1,4 @@
-"""How a job is written into Redis, and read from there: pure, and in step with redis.lua.
+"""How a job is written into Redis, and read from there: pure, and in step with steps.lua.
 
 A record is the job as it was added or last settled. What happened since then is a line for each
 step, noted by a script that knows nothing of jobs; whoever reads the record applies them here, with

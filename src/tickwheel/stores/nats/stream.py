@@ -1,6 +1,6 @@
 """One JetStream stream: how steps are stored, jobs read, tokens pulled and consumers kept.
 
-It knows the server's API and its answers; what the steps mean is in `nats_steps`.
+It knows the server's API and its answers; what the steps mean is in `steps`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
-from tickwheel.stores import nats_steps as steps
-from tickwheel.stores.nats_steps import Layout, Standing, Step
-from tickwheel.stores.nats_wire import (
+from tickwheel.stores.nats import steps
+from tickwheel.stores.nats.steps import Layout, Standing, Step
+from tickwheel.stores.nats.wire import (
     Message,
     Wire,
     delivered,

@@ -11,7 +11,7 @@ import msgspec
 from tickwheel.errors import BadConfig
 from tickwheel.job import ENDED, Job, State
 from tickwheel.store import Page, Query
-from tickwheel.stores.postgres_steps import LEVELS, ROW, Link, job_of
+from tickwheel.stores.postgres.steps import LEVELS, ROW, Link, job_of
 
 # How many jobs one page looks at when it is filtered by something that no index knows.
 SCAN = 1000

@@ -16,7 +16,7 @@ from psycopg import waiting
 from psycopg.pq import TransactionStatus
 
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
-from tickwheel.stores.postgres_url import Options
+from tickwheel.stores.postgres.url import Options
 
 T = TypeVar("T")
 

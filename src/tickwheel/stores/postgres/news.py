@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 import psycopg
 
 from tickwheel.errors import StoreError
-from tickwheel.stores.postgres_pool import Connection, Pool
+from tickwheel.stores.postgres.pool import Connection, Pool
 
 # The pauses between two looks double from the first to the longest. A commit that came between a
 # look and the one before it, and found no reason to notify, is seen by the first.

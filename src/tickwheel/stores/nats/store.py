@@ -2,9 +2,9 @@
 
     nats://user:password@host1:4222,host2:4222/namespace?replicas=3&shards=2&ahead=1s
 
-A namespace is one or more streams (shards) of one message per job. `nats_steps` says where each
-state of a job stands, `nats_jobs` how it moves, `nats_ready` how ready jobs are handed out. Here
-the shards become one store.
+A namespace is one or more streams (shards) of one message per job. `steps` says where each state of
+a job stands, `jobs` how it moves, `ready` how ready jobs are handed out. Here the shards become one
+store.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
-from tickwheel.stores import nats_steps as steps
-from tickwheel.stores.nats_health import durability_of, findings_of
-from tickwheel.stores.nats_jobs import PARALLEL, Jobs
-from tickwheel.stores.nats_looking import Finder, counted
-from tickwheel.stores.nats_options import Options
-from tickwheel.stores.nats_ready import Ready
-from tickwheel.stores.nats_steps import Check, Layout, Step
-from tickwheel.stores.nats_stream import BATCH, Stream, Token
-from tickwheel.stores.nats_wire import Message, Wire, publish_line
+from tickwheel.stores.nats import steps
+from tickwheel.stores.nats.health import durability_of, findings_of
+from tickwheel.stores.nats.jobs import PARALLEL, Jobs
+from tickwheel.stores.nats.looking import Finder, counted
+from tickwheel.stores.nats.options import Options
+from tickwheel.stores.nats.ready import Ready
+from tickwheel.stores.nats.steps import Check, Layout, Step
+from tickwheel.stores.nats.stream import BATCH, Stream, Token
+from tickwheel.stores.nats.wire import Message, Wire, publish_line
 from tickwheel.throttle import Rate, admit
 
 # A bucket that nobody asked for this long, and that is full again, is forgotten.

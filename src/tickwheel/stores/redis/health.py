@@ -7,8 +7,8 @@ from typing import Any
 
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable
 from tickwheel.store import Durability, Finding, Level
-from tickwheel.stores.redis_options import Options
-from tickwheel.stores.redis_wire import Wire
+from tickwheel.stores.redis.options import Options
+from tickwheel.stores.redis.wire import Wire
 
 # The oldest server that is tested. Older ones lack nothing that the script needs, but fixes.
 LEAST = (6, 2)

@@ -7,10 +7,10 @@ from typing import Any
 
 from tickwheel.job import Job, State
 from tickwheel.store import Query, QueueInfo
-from tickwheel.stores import nats_steps as steps
-from tickwheel.stores.nats_jobs import Jobs
-from tickwheel.stores.nats_steps import Layout, Standing
-from tickwheel.stores.nats_stream import RUNNING, Stream
+from tickwheel.stores.nats import steps
+from tickwheel.stores.nats.jobs import Jobs
+from tickwheel.stores.nats.steps import Layout, Standing
+from tickwheel.stores.nats.stream import RUNNING, Stream
 
 # Windows that one page of ended jobs looks through, from the end backwards, each twice as wide.
 WINDOWS = 14

@@ -24,8 +24,8 @@ from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
-from tickwheel.stores import sqlite_steps as steps
-from tickwheel.stores.sqlite_file import Lane, Pulse, connect, in_transaction, is_open, migrate
+from tickwheel.stores.sqlite import steps
+from tickwheel.stores.sqlite.file import Lane, Pulse, connect, in_transaction, is_open, migrate
 from tickwheel.throttle import Rate
 from tickwheel.transaction import Statement
 

@@ -9,7 +9,7 @@ import msgspec
 from tickwheel import job as life
 from tickwheel.schedule import Schedule
 from tickwheel.store import QueueInfo, WorkerInfo
-from tickwheel.stores.postgres_steps import Link
+from tickwheel.stores.postgres.steps import Link
 from tickwheel.throttle import MS_NS, Rate, admit
 
 # How many rows of counts are folded into few at once.

@@ -1,6 +1,6 @@
 """Runs a NATS server that must not outlive the process that wanted it.
 
-A program of its own, `nats_watcher.py LOCK COMMAND...`: it starts the command, waits for it and
+A program of its own, `watcher.py LOCK COMMAND...`: it starts the command, waits for it and
 ends with its exit code. Its standard input is a pipe that only the wanting process can write to.
 When that is gone, however it went, the pipe ends; the server is then told to stop, and killed if
 it does not.

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from tickwheel.errors import BadConfig, StoreUnavailable
-from tickwheel.stores.nats_conf import ANY_PORT, HOST, USER, Settings, config_text
-from tickwheel.stores.nats_watcher import STOP_S
+from tickwheel.stores.nats.conf import ANY_PORT, HOST, USER, Settings, config_text
+from tickwheel.stores.nats.watcher import STOP_S
 
 # How long a server may take to read what it has stored: 10 million jobs take half a minute.
 START_S = 60.0
@@ -36,7 +36,7 @@ ANSWER_S = 2.0
 # How many of its last words a server that failed is quoted with.
 LAST_LINES = 4
 
-_WATCHER = Path(__file__).with_name("nats_watcher.py")
+_WATCHER = Path(__file__).with_name("watcher.py")
 # "[4711] 2026/11/16 03:55:23.827181 [FTL] " in front of each line of the server's log.
 _STAMP = re.compile(r"^\[\d+\] \S+ \S+ \[\w+\] ")
 

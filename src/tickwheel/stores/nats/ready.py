@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from tickwheel.errors import StoreError
-from tickwheel.stores import nats_steps as steps
-from tickwheel.stores.nats_jobs import Jobs
-from tickwheel.stores.nats_steps import Layout
-from tickwheel.stores.nats_stream import Stream, Token, consumer_name
-from tickwheel.stores.nats_wire import Message, Wire
+from tickwheel.stores.nats import steps
+from tickwheel.stores.nats.jobs import Jobs
+from tickwheel.stores.nats.steps import Layout
+from tickwheel.stores.nats.stream import Stream, Token, consumer_name
+from tickwheel.stores.nats.wire import Message, Wire
 
 # Tokens that came in excess and are not claimed within this go back, for others to take.
 SPARE_S = 1.0

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from tickwheel.errors import StoreIncompatible
-from tickwheel.stores.postgres_steps import Link
+from tickwheel.stores.postgres.steps import Link
 
 OLDEST_SERVER = 130000
 
 
 def parts_of(schema: str) -> list[str]:
     """The numbered parts, for this schema. Each ends by noting its number."""
-    text = Path(__file__).with_name("postgres.sql").read_text()
+    text = Path(__file__).with_name("schema.sql").read_text()
     text = text.replace("'tickwheel'", f"'{schema}'")
     text = re.sub(r"\btickwheel(?=[.;])", schema, text)
     parts = [part.partition("\n")[2].strip() for part in text.split("\n-- part ")[1:]]

@@ -1,6 +1,6 @@
 """`redis://`: jobs in a Redis or Valkey server, for teams that have one.
 
-Every step is one call of one script (redis.lua), so it happens whole or not at all. Jobs that wait
+Every step is one call of one script (steps.lua), so it happens whole or not at all. Jobs that wait
 stand in sorted sets by due time, those that run by the end of their lease, and a claim takes a
 short range of each. `now_ms` decides in all steps; only `time_ns` asks the server.
 """
@@ -19,11 +19,10 @@ from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
-from tickwheel.stores import redis_health as health
-from tickwheel.stores import redis_records as records
-from tickwheel.stores.redis_news import POLL_S, News
-from tickwheel.stores.redis_options import Options
-from tickwheel.stores.redis_wire import Wire
+from tickwheel.stores.redis import health, records
+from tickwheel.stores.redis.news import POLL_S, News
+from tickwheel.stores.redis.options import Options
+from tickwheel.stores.redis.wire import Wire
 from tickwheel.throttle import Rate
 
 T = TypeVar("T")
@@ -34,7 +33,7 @@ BATCH = 1000
 BYTES = 32 * 1024 * 1024
 # How many jobs one page looks at when it is filtered by task, which no set knows.
 SCAN = 1000
-# The layout of the keys, as the head of redis.lua describes it.
+# The layout of the keys, as the head of steps.lua describes it.
 SCHEMA = 1
 
 _CANCELLED = {

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from tickwheel.errors import StoreError, StoreUnavailable
-from tickwheel.stores.redis_options import Options
-from tickwheel.stores.redis_wire import Connection, Wire, translated, wrong
+from tickwheel.stores.redis.options import Options
+from tickwheel.stores.redis.wire import Connection, Wire, translated, wrong
 
 # How long a wait goes on without looking for itself.
 POLL_S = 1.0

@@ -20,9 +20,9 @@ from urllib.parse import parse_qsl, unquote
 from tickwheel.config import close_to
 from tickwheel.errors import BadConfig, BadTime
 from tickwheel.span import span_ms
-from tickwheel.stores.nats_server import Embedded
-from tickwheel.stores.nats_steps import token
-from tickwheel.stores.nats_wire import Sign
+from tickwheel.stores.nats.server import Embedded
+from tickwheel.stores.nats.steps import token
+from tickwheel.stores.nats.wire import Sign
 
 PORT = 4222
 AHEAD_MS = 1_000

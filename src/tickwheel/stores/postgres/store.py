@@ -1,8 +1,8 @@
 """`postgresql://`: jobs in a database that a team has anyway, on one machine or many.
 
 Every step is one statement in one transaction, durable when it returns as the server's settings
-say. `postgres_steps` has the statements of a job's life, `postgres_looking` those that only look,
-`postgres_tables` the rest; `postgres_news` wakes whoever waits. See docs/postgresql.md.
+say. `steps` has the statements of a job's life, `looking` those that only look, `tables` the rest;
+`news` wakes whoever waits. See docs/postgresql.md.
 """
 
 from __future__ import annotations
@@ -27,14 +27,11 @@ except ImportError as error:
         "postgresql:// needs the driver psycopg: pip install 'tickwheel[postgresql]'"
     ) from error
 
-from tickwheel.stores import postgres_health as health
-from tickwheel.stores import postgres_looking as looking
-from tickwheel.stores import postgres_steps as steps
-from tickwheel.stores import postgres_tables as tables
-from tickwheel.stores.postgres_news import News
-from tickwheel.stores.postgres_pool import Pool
-from tickwheel.stores.postgres_schema import make_ready, migrate
-from tickwheel.stores.postgres_url import Options
+from tickwheel.stores.postgres import health, looking, steps, tables
+from tickwheel.stores.postgres.news import News
+from tickwheel.stores.postgres.pool import Pool
+from tickwheel.stores.postgres.schema import make_ready, migrate
+from tickwheel.stores.postgres.url import Options
 
 T = TypeVar("T")
 

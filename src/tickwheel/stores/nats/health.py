@@ -13,9 +13,9 @@ import msgspec
 
 from tickwheel.errors import StoreError
 from tickwheel.store import Durability, Finding, Level
-from tickwheel.stores.nats_options import Options
-from tickwheel.stores.nats_stream import Stream, drift
-from tickwheel.stores.nats_wire import Wire
+from tickwheel.stores.nats.options import Options
+from tickwheel.stores.nats.stream import Stream, drift
+from tickwheel.stores.nats.wire import Wire
 
 # Enough for a job of a mebibyte with a result of a mebibyte.
 PAYLOAD = 4 * 1024 * 1024

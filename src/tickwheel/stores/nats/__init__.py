@@ -1,0 +1,1 @@
+"""Jobs in NATS JetStream (`store`), and servers of our own to try it with (`server`)."""
