@@ -36,9 +36,10 @@ STEPS = "stores/sqlite/steps.py"
 SQLITE = "stores/sqlite/store.py"
 ENGINE = "tests/engine"
 SCHEDULES = "tests/engine/test_schedules.py"
-NATS_JOBS, NATS_STEPS, NATS_READY = (
-    f"stores/nats_{each}.py" for each in ("jobs", "steps", "ready")
+NATS_JOBS, NATS_STEPS, NATS_READY, NATS_STREAM = (
+    f"stores/nats/{each}.py" for each in ("jobs", "steps", "ready", "stream")
 )
+NATS_RACES = "tests/faults/test_nats_races.py"
 LEASES = "tests/contract/test_leases.py"
 CLAIMING = "tests/contract/test_claiming.py"
 RACING = "tests/contract/test_racing.py"
@@ -347,7 +348,7 @@ FAULTS = [
     ),
     Fault(
         "sqlite: add is not idempotent", "I1", STEPS,
-        "insert or ignore into job", "insert or replace into job",
+        "insert or ignore into job ({_NEW})\n", "insert or replace into job ({_NEW})\n",
     ),
     Fault(
         "sqlite: jobs are handed out a second too early", "I4", STEPS,
@@ -481,8 +482,8 @@ FAULTS = [
     # --- NATS
     Fault(
         "nats: a claim does not look whether the job stands elsewhere", "I2", NATS_JOBS,
-        "lambda job: [layout.step(job, layout.only_a_token(job.id), now_ms=now_ms)]",
-        "lambda job: [layout.step(job, None, now_ms=now_ms)]",
+        "return [layout.step(jobs[id], layout.only_a_token(id), now_ms=now_ms)]",
+        "return [layout.step(jobs[id], None, now_ms=now_ms)]",
         RACING,
     ),
     Fault(
@@ -521,6 +522,31 @@ FAULTS = [
         "        move = Step(subject, check.headers, msgspec.json.encode(after))",
         '        move = Step(subject, "", msgspec.json.encode(after))',
         "tests/contract/test_firing.py",
+    ),
+    Fault(
+        "nats: a step that was refused is taken for one that was stored", "I2", NATS_STREAM,
+        "        if _code(found) in REFUSED:\n            return None\n",
+        "        if _code(found) in REFUSED:\n            return 1\n",
+        NATS_RACES,
+    ),
+    Fault(
+        "nats: answers are taken in the order in which they come", "I2", NATS_STREAM,
+        'seqs[int(answer.subject.rpartition(".")[2])] = self._stored(answer)',
+        "seqs[answers.index(answer)] = self._stored(answer)",
+        "tests/unit/test_nats_stream.py",
+    ),
+    Fault(
+        "nats: a cancel after the pull drops what came", "I5", NATS_READY,
+        "            for source, pull in zip(sources, pulls, strict=True):\n",
+        "            await asyncio.sleep(0)\n"
+        "            for source, pull in zip(sources, pulls, strict=True):\n",
+        NATS_RACES,
+    ),
+    Fault(
+        "nats: a priority that nobody used is not paused", "contract", NATS_STREAM,
+        "            await self.ensure_source(queue, priority)\n            name",
+        "            name",
+        "tests/contract/test_looking.py tests/contract/test_claiming.py",
     ),
     # --- Moving jobs, and transactions
     Fault(

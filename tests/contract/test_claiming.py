@@ -326,6 +326,15 @@ async def test_a_paused_queue_hands_out_no_lost_job_either(h: Harness) -> None:
     assert (await h.claim_one(worker="bob")).takeovers == 1
 
 
+async def test_a_paused_queue_hands_out_no_job_of_a_priority_that_is_new(h: Harness) -> None:
+    await h.add(h.job("normal"))
+    await h.store.pause("default", True)
+    await h.add(h.job("urgent", priority=3))
+    assert await h.claim() == []
+    await h.store.pause("default", False)
+    assert await h.claim_ids() == ["urgent", "normal"]
+
+
 async def test_a_paused_queue_holds_up_no_other(h: Harness) -> None:
     await h.add(h.job("held", queue="held", priority=3), h.job("free", queue="free"))
     await h.store.pause("held", True)

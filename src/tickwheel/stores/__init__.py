@@ -1,1 +1,1 @@
-"""The stores, one package or module each. They know the seam and the words, and nothing of one another."""
+"""The stores, one package or module each. They know the seam and nothing of one another."""
