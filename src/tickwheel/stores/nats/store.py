@@ -424,7 +424,9 @@ class NatsStore:
     async def findings(self) -> list[Finding]:
         if self._wire is None:
             raise StoreUnavailable("the store is closed")
-        return await findings_of(self._wire, [shard.stream for shard in self._shards])
+        return await findings_of(
+            self._options, self._wire, [shard.stream for shard in self._shards]
+        )
 
 
 _as_worker = msgspec.json.Decoder(WorkerInfo).decode

@@ -441,6 +441,12 @@ def consumer_name(queue: str, kind: str) -> str:
     return f"={hashlib.blake2b(queue.encode(), digest_size=10).hexdigest()}-{kind}"
 
 
+def is_source(consumer: dict[str, Any]) -> bool:
+    """Whether it is one that hands out tokens."""
+    kind: str = consumer["config"]["metadata"].get("kind", "")
+    return kind not in COUNTED
+
+
 def drift(wanted: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     """The settings of a stream or consumer that are not as we need them."""
     different = [
