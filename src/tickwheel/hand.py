@@ -30,7 +30,7 @@ class Stop(StrEnum):
 class Held:
     """One job in hand."""
 
-    __slots__ = ("definition", "job", "ready_ms", "run", "started_ms", "stop")
+    __slots__ = ("definition", "job", "ready_ms", "run", "settling", "started_ms", "stop")
 
     def __init__(self, job: Job) -> None:
         # As last claimed or extended: its fence is the newest one.
@@ -40,6 +40,8 @@ class Held:
         self.started_ms: int | None = None
         self.run: asyncio.Task[None] | None = None
         self.stop: Stop | None = None
+        # Its outcome is on its way to the store.
+        self.settling = False
 
 
 class Hand:

@@ -76,7 +76,9 @@ class Keeper:
         if self._hand.get(held.job.id) is not held:
             return  # settled meanwhile
         if answer is None:
-            self._stop(held, Stop.LOST)
+            # An outcome on its way may have arrived before us; its own answer says if it was taken.
+            if not held.settling:
+                self._stop(held, Stop.LOST)
             return
         held.job = answer
         if answer.asked:

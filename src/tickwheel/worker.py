@@ -416,6 +416,7 @@ class Worker:
         if held.stop is Stop.LOST:
             self._forget(held)
             return
+        held.settling = True
         self._settling.submit(settlement).add_done_callback(
             lambda answer: self._settled(held, settlement, answer)
         )

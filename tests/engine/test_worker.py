@@ -6,6 +6,7 @@ import asyncio
 import logging
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from tickwheel import (
     UnknownTask,
 )
 from tickwheel.clock import Clock
+from tickwheel.testing import FaultyStore
 
 
 def test_a_delayed_job_starts_on_time_and_never_early() -> None:
@@ -360,6 +362,34 @@ def test_a_worker_cut_off_from_the_store_stops_its_run_and_cannot_settle(
         away = [r for r in caplog.records if "store is away" in r.message]
         back = [r for r in caplog.records if "store is back" in r.message]
         assert (len(away), len(back)) == (1, 1)
+
+    with caplog.at_level(logging.WARNING, "tickwheel"):
+        virtual(story)
+
+
+class SlowAnswers(FaultyStore):
+    """Outcomes are written at once, and that is said two seconds later."""
+
+    async def settle(self, *args: Any, **kwargs: Any) -> Any:
+        answer = await self._store.settle(*args, **kwargs)
+        await asyncio.sleep(2)
+        return answer
+
+
+def test_a_job_whose_outcome_is_on_its_way_is_not_called_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(world: World) -> None:
+        @world.app.task
+        async def brief() -> None:
+            await asyncio.sleep(0.9)
+
+        await world.node(lease_ms=3_000, line=SlowAnswers(world.store))
+        job = await brief.enqueue()
+        # Its lease is to be extended at the first second, when the store has its end already.
+        await asyncio.sleep(4)
+        assert (await job.info()).state is State.DONE
+        assert caplog.records == []
 
     with caplog.at_level(logging.WARNING, "tickwheel"):
         virtual(story)

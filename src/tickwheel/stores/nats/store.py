@@ -90,7 +90,8 @@ class Shard:
                 while wanted:
                     # By the batch: one is claimed while the next one comes.
                     tokens = await self.ready.take(queues, portion := min(wanted, BATCH))
-                    await start(claim(tokens))
+                    if tokens:
+                        await start(claim(tokens))
                     wanted -= len(tokens)
                     if len(tokens) < portion:
                         break
