@@ -101,9 +101,9 @@ class Finding(msgspec.Struct, frozen=True):
 class Store(Protocol):
     """Durable truth about jobs and schedules.
 
-    Each method happens whole or not at all (a store may split a batch of more than 1,000), and
-    repeating it after a lost reply changes nothing more. Answers come in the order of the
-    question. Any method may raise StoreUnavailable, after which it is unknown whether the step
+    Each step of a job, and the firing of a schedule, happens whole or not at all; a store may split
+    a call for many jobs. Repeating a call after a lost reply changes nothing more. Answers come in
+    the order of the question. Any method may raise StoreUnavailable, after which it is unknown whether the step
     happened; no other exception is expected.
 
     `now_ms` is the caller's estimate of the store's own clock. A store whose server keeps the time

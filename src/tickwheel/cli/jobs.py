@@ -39,7 +39,8 @@ def list_(
     where: Where,
     as_json: bool,
 ) -> None:
-    """List jobs. Those that wait: the next one first. Those that ended: the last one first."""
+    """List jobs. Those that wait: the next one first (on NATS: the one added first). Those that
+    ended: the last one first."""
     list_jobs(
         where,
         as_json,
