@@ -103,8 +103,8 @@ class Store(Protocol):
 
     Each step of a job, and the firing of a schedule, happens whole or not at all; a store may split
     a call for many jobs. Repeating a call after a lost reply changes nothing more. Answers come in
-    the order of the question. Any method may raise StoreUnavailable, after which it is unknown whether the step
-    happened; no other exception is expected.
+    the order of the question. Any method may raise StoreUnavailable, after which it is unknown
+    whether the step happened; no other exception is expected.
 
     `now_ms` is the caller's estimate of the store's own clock. A store whose server keeps the time
     itself may use that instead. One store object serves one event loop: see `twin`.
