@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import pytest
 from hypothesis import Phase, settings
 
 from stores import KNOWN, STORES, TIMELESS, Harness, chosen
+
+# Where a script runs us in the background its shell has Ctrl-C ignored, and programs that we start
+# would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # For planted faults (`make mutants`): that a failure is found matters, not its shortest story.
 settings.register_profile("find", phases=[Phase.explicit, Phase.generate])
