@@ -210,6 +210,17 @@ async def test_a_lost_job_keeps_its_priority(h: Harness) -> None:
     assert await h.claim_ids(worker="bob") == ["urgent", "high", "low"]
 
 
+async def test_of_lost_jobs_the_highest_priority_is_first_and_not_the_first_lost(
+    h: Harness,
+) -> None:
+    await h.claimed(h.job("low", priority=0))
+    await h.pass_time(h.step_ms)
+    await h.claimed(h.job("high", priority=2))
+    await h.lose_leases()
+    assert await h.claim_ids(1, worker="bob") == ["high"]
+    assert await h.claim_ids(1, worker="bob") == ["low"]
+
+
 async def test_a_lost_job_comes_after_what_could_be_claimed_before_it(h: Harness) -> None:
     await h.claimed(h.job("lost"))
     due_before_the_lease_ends = h.store.ahead_ms + h.lease_ms - h.step_ms

@@ -110,7 +110,8 @@ def _picking(queues: int) -> str:
     """Find the best claimable jobs of that many queues.
 
     One short range of an index per queue and priority, none longer than the limit: a backlog of
-    millions costs no more than the batch that is taken from it.
+    millions costs no more than the batch that is taken from it. Lost jobs are few, no more than
+    dead workers held, so those of a queue are sorted.
     """
     ranges = [
         f"""select * from (
@@ -124,7 +125,7 @@ def _picking(queues: int) -> str:
         f"""select * from (
                 select n, priority as rank, lease_until_ms as since from job
                 where state = 'running' and queue = :q{i} and lease_until_ms <= :now
-                order by lease_until_ms, n limit :limit)"""
+                order by priority desc, lease_until_ms, n limit :limit)"""
         for i in range(queues)
     ]
     return f"""
