@@ -24,12 +24,12 @@ demo: setup ## orders, deadlines and a killed worker, on the embedded store
 check: lint ## format, lint, types, imports, and the tests that take no time: under a minute
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/engine
 
-# The first two mostly wait, for servers that keep the time themselves and for processes, so their
-# tests run side by side; the last measures and kills, and has the machine to itself.
+# Tests mostly wait, for servers that keep the time themselves and for processes, so many run side by
+# side. The last ones measure and kill: two at a time, and each file keeps its servers.
 test: lint ## the same, and all tests: real processes and servers, killed and frozen
-	$(BIN)/python -m pytest -q -n 6 tests/unit tests/engine tests/contract tests/model
+	$(BIN)/python -m pytest -q -n 8 tests/unit tests/engine tests/contract tests/model
 	$(BIN)/python -m pytest -q -n 4 tests/faces tests/simulation
-	$(BIN)/python -m pytest -q tests/faults
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/faults
 
 lint: setup
 	$(BIN)/ruff format --check --quiet .

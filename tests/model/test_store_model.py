@@ -45,8 +45,8 @@ EXAMPLES = {
     "sqlite": 200,
     "redis": 150,
     "postgres": 80,
-    "nats": 50,
-    "nats-fast": 50,
+    "nats": 30,
+    "nats-fast": 30,
 }
 # Where the server keeps the time, none passes: every span is so long that nothing ends meanwhile.
 STILL = {
