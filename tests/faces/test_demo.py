@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -134,6 +135,19 @@ def test_when_it_is_interrupted_nothing_stays_behind(
     assert err.strip() == "error: interrupted"
     assert all(map(gone, workers))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_its_workers_end_with_it_when_it_is_killed(tmp_path: Path) -> None:
+    with playing(tmp_path) as demo:
+        out = read_until(demo, "The first deadlines")
+        workers = [int(pid) for pid in re.findall(r"is at work, pid (\d+)", out)]
+        demo.kill()
+        demo.communicate(timeout=30)
+    until = time.monotonic() + 20
+    while not all(map(gone, workers)):
+        assert time.monotonic() < until, "a worker stayed behind"
+        time.sleep(0.05)
 
 
 def test_a_picture_that_could_not_be_written_is_refused_at_once(

@@ -375,13 +375,15 @@ def read_books() -> Books:
 
 
 class Workers:
-    """Processes of `tickwheel worker`. None of them outlives the block."""
+    """Processes of `tickwheel worker`. None of them outlives the block, or this process."""
 
     def __init__(self, *, lease_s: float) -> None:
         self._lease_s = lease_s
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
+        # Workers stop when nobody can write to it any more, however we ended.
+        self._lifeline = os.pipe()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -396,12 +398,15 @@ class Workers:
             for process in self._processes:
                 process.kill()
                 process.wait()
+            for end in self._lifeline:
+                os.close(end)
 
     def start(self) -> WorkerSeen:
         number = len(self._processes) + 1
         command = [
             *(sys.executable, "-m", "tickwheel", "worker", "tickwheel.examples.shop:app"),
             *("--lease", f"{self._lease_s}s", "--grace", "2s", "--log-level", "warning"),
+            *("--parent", str(self._lifeline[0])),
         ]
         # In the demo's own folder and without the user's settings: they are for other apps.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TICKWHEEL_")}
@@ -413,6 +418,7 @@ class Workers:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=[self._lifeline[0]],
             )
         self._processes.append(process)
         return WorkerSeen(number, process.pid)
