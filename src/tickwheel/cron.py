@@ -98,18 +98,19 @@ class Cron:
     _fixed: bool = field(repr=False, compare=False)
 
     @classmethod
-    def parse(cls, text: str, tz: str = _ZONE_DEFAULT) -> Cron:
-        """Read five fields, six with seconds first, or an alias; `CRON_TZ=zone` may lead.
+    def parse(cls, text: str, tz: str | None = None) -> Cron:
+        """Read five fields, six with seconds first, or an alias; `CRON_TZ=zone` may lead. Where
+        neither names a zone, it is UTC.
 
         Raises BadSchedule, which says what is wrong and what is allowed."""
-        words, tz = _split_zone(text, tz)
-        zone = _zone(tz)
+        words, name = _split_zone(text, tz)
+        zone = _zone(name)
         expression = " ".join(words)
         fields = _six_fields(expression)
         _check_fields(expression, fields)
         minute_and_hour = "".join(fields[1:3])
         fixed = "*" not in minute_and_hour and "/" not in minute_and_hour
-        return cls(expression, tz, _walker(fields), zone, fixed)
+        return cls(expression, name, _walker(fields), zone, fixed)
 
     def next_ms(self, after_ms: int) -> int | None:
         """The first tick strictly after this moment, in milliseconds since the epoch.
@@ -238,9 +239,9 @@ class Every:
 # --- Reading expressions and zones
 
 
-def _split_zone(text: str, tz: str) -> tuple[list[str], str]:
+def _split_zone(text: str, tz: str | None) -> tuple[list[str], str]:
     """The words of the expression, and its zone from whichever place names one."""
-    for given in (text, tz):
+    for given in (text,) if tz is None else (text, tz):
         if not isinstance(given, str):
             raise BadSchedule(f"{given!r} is not text; write for example '0 2 * * *', tz='UTC'")
         if len(given) > LENGTH_MAX:
@@ -249,9 +250,9 @@ def _split_zone(text: str, tz: str) -> tuple[list[str], str]:
             )
     words = text.split()
     if not words or not words[0].startswith(_ZONE_PREFIX):
-        return words, tz
+        return words, _ZONE_DEFAULT if tz is None else tz
     prefixed = words[0].removeprefix(_ZONE_PREFIX)
-    if tz not in (_ZONE_DEFAULT, prefixed):
+    if tz not in (None, prefixed):
         raise BadSchedule(f"{text!r} names a zone, and tz={tz!r} another; leave one of them out")
     return words[1:], prefixed
 

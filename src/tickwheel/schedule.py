@@ -64,7 +64,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # One of the two.
     cron: str | None = None
     every_ms: int | None = None
-    tz: str = "UTC"
+    # None: the one that the expression names, or UTC.
+    tz: str | None = None
     start_ms: int | None = None
     end_ms: int | None = None
 

@@ -64,7 +64,7 @@ def make_rule(
     *,
     cron: str | None = None,
     every: Span | None = None,
-    tz: str = "UTC",
+    tz: str | None = None,
     start: datetime | None = None,
     end: datetime | None = None,
     arguments: Mapping[str, Any] | None = None,

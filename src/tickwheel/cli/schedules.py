@@ -118,13 +118,13 @@ def _document(schedule: ScheduleInfo) -> dict[str, Any]:
 
 @schedules.command("next")
 @argument("expression", metavar="EXPR", about="A cron expression, in quotes.")
-@click.option("--tz", metavar="ZONE", default="UTC", help="The time zone, as Europe/Paris.")
+@click.option("--tz", metavar="ZONE", help="The time zone, as Europe/Paris. Default: UTC.")
 @click.option("--count", metavar="N", type=COUNT, default=10, help="How many ticks.")
 @click.option("--from", "start", metavar="TIME", help="After this ISO time. Default: now.")
 @click.option(
     "--output", "-o", type=click.Choice(["table", "json"]), default="table", help="How to print."
 )
-def next_(expression: str, tz: str, count: int, start: str | None, output: str) -> None:
+def next_(expression: str, tz: str | None, count: int, start: str | None, output: str) -> None:
     """Print the next ticks of a cron expression. In UTC and in its zone."""
     from zoneinfo import ZoneInfo
 

@@ -184,7 +184,7 @@ def zone_of(rule: Rule) -> str:
     """The zone, also where the expression itself names it."""
     from tickwheel.cron import Cron
 
-    return rule.tz if rule.cron is None else Cron.parse(rule.cron, rule.tz).tz
+    return rule.tz or "UTC" if rule.cron is None else Cron.parse(rule.cron, rule.tz).tz
 
 
 def clock_changes(tz: str, start_ms: int, end_ms: int) -> list[Change]:
