@@ -102,6 +102,8 @@ def test_a_worker_frozen_beyond_its_lease_cannot_settle(shop: Shop, app: App) ->
     [id] = enqueue(app, "work", 2)
     frozen = shop.worker()
     wait_until(lambda: len(shop.events("start")) == 1, within_s=STARTUP_S, what="start")
+    # Past what it writes when it starts: frozen in mid-write it would hold the file's lock.
+    time.sleep(LEASE_S / 6)
     frozen.freeze()
     stopped = time.time()
     other = shop.worker()
