@@ -524,10 +524,11 @@ FAULTS = [
         "tests/contract/test_firing.py",
     ),
     Fault(
-        "nats: a step that was refused is taken for one that was stored", "I2", NATS_STREAM,
-        "        if _code(found) in REFUSED:\n            return None\n",
-        "        if _code(found) in REFUSED:\n            return 1\n",
-        NATS_RACES,
+        "nats: a step that was refused is taken for one that was stored", "I2", NATS_JOBS,
+        "            if seq is None:\n                refused[id] = plan\n            else:\n"
+        "                carried[id] = (plan, seq)\n",
+        "            carried[id] = (plan, seq or 1)\n",
+        RACING,
     ),
     Fault(
         "nats: answers are taken in the order in which they come", "I2", NATS_STREAM,
