@@ -18,7 +18,7 @@ async def test_add_says_which_jobs_were_added(h: Harness) -> None:
 
 async def test_adding_nothing_answers_nothing(h: Harness) -> None:
     assert await h.store.add([]) == []
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_an_added_job_waits(h: Harness) -> None:
@@ -175,7 +175,7 @@ async def test_odd_queue_names_are_queues_of_their_own(h: Harness) -> None:
     await h.add(*(h.job(f"in {queue}", queue=queue) for queue in ODD_NAMES))
     for queue in ODD_NAMES:
         assert await h.claim_ids(queues=[queue]) == [f"in {queue}"]
-    assert {info.name for info in await h.store.queues()} == set(ODD_NAMES)
+    assert {info.name for info in await h.queues()} == set(ODD_NAMES)
 
 
 async def test_a_payload_of_a_mebibyte_comes_back_whole(h: Harness) -> None:

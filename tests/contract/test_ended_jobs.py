@@ -113,7 +113,7 @@ async def test_an_ended_job_is_forgotten_at_once(h: Harness, state: State) -> No
     await h.ended(state)
     assert await h.store.delete(["job"]) == [True]
     assert await h.store.get(["job"]) == [None]
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_a_job_that_has_not_ended_cannot_be_deleted(h: Harness) -> None:
@@ -156,7 +156,7 @@ async def test_a_deleted_job_is_neither_cancelled_nor_rerun_nor_settled(h: Harne
     assert await h.store.rerun(["job"], now_ms=h.now) == [False]
     await h.settle(h.settlement(Outcome.DEAD, held))
     assert await h.store.get(["job"]) == [None]
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 # --- Prune
@@ -181,7 +181,7 @@ async def ids(h: Harness, *names: str) -> list[str]:
 async def test_prune_forgets_what_ended_before_a_moment(h: Harness) -> None:
     await ended_at_different_times(h, 3)
     assert await h.store.prune([State.DONE], before_ms=h.now, limit=100) == 3
-    assert await h.store.queues() == []
+    assert await h.queues() == []
     assert await ids(h, "0", "1", "2") == []
 
 
@@ -256,4 +256,4 @@ async def test_a_thousand_jobs_are_pruned_at_once(h: Harness) -> None:
     await h.store.cancel([job.id for job in jobs], now_ms=h.now)
     await h.pass_time(h.step_ms)
     assert await h.store.prune([State.CANCELLED], before_ms=h.now, limit=5000) == 1000
-    assert await h.store.queues() == []
+    assert await h.queues() == []

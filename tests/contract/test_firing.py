@@ -122,7 +122,7 @@ async def test_a_tick_without_jobs_moves_the_schedule_on(h: Harness) -> None:
     stored = await h.store.put_schedule(schedule())
     assert await h.store.fire(stored, [], next_ms=TICK + HOUR)
     assert (await only(h)).next_ms == TICK + HOUR
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_repeating_a_fire_changes_nothing_more(h: Harness) -> None:
@@ -156,14 +156,14 @@ async def test_a_schedule_that_was_changed_since_is_not_fired(h: Harness) -> Non
     changed = await h.store.put_schedule(schedule(rule='{"every": 5}'))
     assert not await h.store.fire(stored, [h.job()], next_ms=TICK + HOUR)
     assert await h.store.schedules() == [changed]
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_a_schedule_that_was_put_again_unchanged_is_not_fired(h: Harness) -> None:
     stored = await h.store.put_schedule(schedule())
     await h.store.put_schedule(schedule())
     assert not await h.store.fire(stored, [h.job()], next_ms=TICK + HOUR)
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_a_schedule_that_was_deleted_since_is_not_fired(h: Harness) -> None:
@@ -171,7 +171,7 @@ async def test_a_schedule_that_was_deleted_since_is_not_fired(h: Harness) -> Non
     await h.store.delete_schedule("nightly")
     assert not await h.store.fire(stored, [h.job()], next_ms=TICK + HOUR)
     assert await h.store.schedules() == []
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_a_schedule_that_was_deleted_and_put_again_is_not_fired(h: Harness) -> None:
@@ -180,7 +180,7 @@ async def test_a_schedule_that_was_deleted_and_put_again_is_not_fired(h: Harness
     again = await h.store.put_schedule(schedule())
     assert not await h.store.fire(stored, [h.job()], next_ms=TICK + HOUR)
     assert await h.store.schedules() == [again]
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_a_schedule_fired_before_a_delete_cannot_be_fired_after_it(h: Harness) -> None:
@@ -201,7 +201,7 @@ async def test_a_schedule_fired_before_a_delete_cannot_be_fired_after_it(h: Harn
 async def test_a_schedule_that_was_never_put_is_not_fired(h: Harness) -> None:
     assert not await h.store.fire(schedule(), [h.job()], next_ms=TICK + HOUR)
     assert await h.store.schedules() == []
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_one_schedule_does_not_move_the_fence_of_another(h: Harness) -> None:

@@ -316,7 +316,7 @@ async def test_an_unknown_job_cannot_be_settled(h: Harness) -> None:
     unknown = h.never_claimed()
     assert not await h.settle(h.done(unknown))
     assert await h.store.get(["job"]) == [None]
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_settle_answers_in_the_order_of_the_question(h: Harness) -> None:

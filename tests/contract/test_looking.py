@@ -214,14 +214,14 @@ async def test_paging_goes_on_although_jobs_come_and_go(h: Harness) -> None:
 
 
 async def test_an_empty_store_has_no_queues(h: Harness) -> None:
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_queues_come_by_name(h: Harness) -> None:
     names = ["b", "a", "B", "ä", "a b", "10", "9"]
     await h.add(*(h.job(f"in {name}", queue=name) for name in names))
     await h.store.pause("aa", True)
-    found = [info.name for info in await h.store.queues()]
+    found = [info.name for info in await h.queues()]
     assert found == sorted([*names, "aa"])
 
 
@@ -268,7 +268,7 @@ async def test_counts_are_exact_after_every_step(h: Harness) -> None:
 async def test_each_queue_counts_its_own_jobs(h: Harness) -> None:
     await h.add(h.job("1", queue="a"), h.job("2", queue="b"), h.job("3", queue="b"))
     await h.claim(1, queues=["b"])
-    assert await h.store.queues() == [
+    assert await h.queues() == [
         QueueInfo(name="a", waiting=1),
         QueueInfo(name="b", waiting=1, running=1),
     ]
@@ -278,20 +278,20 @@ async def test_a_queue_that_holds_no_job_any_more_is_gone(h: Harness) -> None:
     await h.ended(State.DONE)
     await h.add(h.job("other", queue="other"))
     await h.store.delete(["job"])
-    assert [info.name for info in await h.store.queues()] == ["other"]
+    assert [info.name for info in await h.queues()] == ["other"]
 
 
 async def test_a_paused_queue_is_shown_as_paused(h: Harness) -> None:
     await h.add(h.job())
     await h.store.pause("default", True)
-    assert await h.store.queues() == [QueueInfo(name="default", paused=True, waiting=1)]
+    assert await h.queues() == [QueueInfo(name="default", paused=True, waiting=1)]
     await h.store.pause("default", False)
-    assert await h.store.queues() == [QueueInfo(name="default", waiting=1)]
+    assert await h.queues() == [QueueInfo(name="default", waiting=1)]
 
 
 async def test_a_queue_can_be_paused_before_it_has_jobs(h: Harness) -> None:
     await h.store.pause("default", True)
-    assert await h.store.queues() == [QueueInfo(name="default", paused=True)]
+    assert await h.queues() == [QueueInfo(name="default", paused=True)]
     await h.add(h.job())
     assert await h.claim() == []
     await h.store.pause("default", False)
@@ -302,7 +302,7 @@ async def test_a_queue_can_be_paused_before_it_has_jobs(h: Harness) -> None:
 async def test_a_queue_that_goes_on_without_jobs_is_gone(h: Harness) -> None:
     await h.store.pause("default", True)
     await h.store.pause("default", False)
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_repeating_a_pause_changes_nothing_more(h: Harness) -> None:
@@ -318,7 +318,7 @@ async def test_repeating_a_pause_changes_nothing_more(h: Harness) -> None:
 async def test_queues_with_odd_names_can_be_paused(h: Harness) -> None:
     for name in ODD_NAMES[::2]:
         await h.store.pause(name, True)
-    assert {info.name for info in await h.store.queues() if info.paused} == set(ODD_NAMES[::2])
+    assert {info.name for info in await h.queues() if info.paused} == set(ODD_NAMES[::2])
 
 
 # --- Workers

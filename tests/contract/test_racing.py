@@ -151,7 +151,7 @@ async def test_each_job_is_pruned_by_one_of_the_handles(h: Harness) -> None:
         )
     )
     assert sum(pruned) == 40
-    assert await h.store.queues() == []
+    assert await h.queues() == []
 
 
 async def test_threads_that_add_the_same_jobs_add_each_once(h: Harness) -> None:
