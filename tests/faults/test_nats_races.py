@@ -64,11 +64,13 @@ def batches(nats: NatsHarness, count: int, size: int) -> Iterator[list[Job]]:
         yield [nats.job(f"job-{m:04}") for m in range(n, n + size)]
 
 
-async def everything(nats: NatsHarness, *, seconds: float, worker: str = "bob") -> list[Job]:
-    """All that can be claimed within a while."""
+async def everything(
+    nats: NatsHarness, *, seconds: float, worker: str = "bob", enough: int | None = None
+) -> list[Job]:
+    """All that can be claimed within a while, or so many."""
     held: list[Job] = []
     end_ms = nats.now + seconds * 1000
-    while nats.now < end_ms:
+    while nats.now < end_ms and (enough is None or len(held) < enough):
         held += await nats.claim(200, worker=worker, lease_ms=60_000)
         await asyncio.sleep(0.02)
     return held
@@ -153,19 +155,21 @@ async def test_an_extend_at_the_very_end_of_the_lease(
         assert job.lease_until_ms is not None
         await at(job.lease_until_ms + dice.uniform(-20, 280), nats)
         behind_ms = job.lease_until_ms - 1
-        lease_ms = nats.now + 3_000 - behind_ms
+        lease_ms = nats.now + 5_000 - behind_ms
         return (await twin.extend([job], now_ms=behind_ms, lease_ms=lease_ms))[0]
 
     answers, taken = await asyncio.gather(
         asyncio.gather(*(extend(job) for job in held)), everything(nats, seconds=1.8)
     )
     ours = {job.id for job in answers if job is not None}
+    # The server of a busy machine fires later still.
+    taken += await everything(nats, seconds=2, enough=len(jobs) - len(ours) - len(taken))
     theirs = {job.id for job in taken}
     assert ours and theirs, "no race"
     assert ours & theirs == set(), "two holders of one attempt"
     assert ours | theirs == {job.id for job in jobs}, "a lease got lost"
     assert {job.attempt for job in taken} == {2}
-    later = await everything(nats, seconds=2.5)
+    later = await everything(nats, seconds=20, enough=len(ours))
     assert {job.id for job in later} == ours, "a lease that was extended never ended"
     assert {job.attempt for job in later} == {2}
 
@@ -193,6 +197,8 @@ async def test_a_settle_at_the_very_end_of_the_lease(
     )
     assert len(set(answers)) == 2, "no race"
     again = outcome not in (Outcome.DONE, Outcome.DEAD)
+    expected = len(jobs) if again else answers.count(False)
+    taken += await everything(nats, seconds=10, enough=expected - len(taken))
     by_id: defaultdict[str, list[Job]] = defaultdict(list)
     for job in taken:
         by_id[job.id].append(job)
