@@ -17,8 +17,9 @@ T = TypeVar("T")
 log = logging.getLogger("tickwheel")
 
 FIRST_S, LONGEST_S = 0.05, 2.0
-# Without a failure for this long, the store is back.
-STEADY_MS = 3_000
+# Without a failure for this long, the store is back. Longer than stores wait for an answer: a call
+# from before its return may fail that much later.
+STEADY_MS = 6_000
 
 
 class Contact:
