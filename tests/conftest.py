@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
+from ending import run_ends
 from stores import KNOWN, STORES, TIMELESS, Harness, chosen
 
 # Where a script runs us in the background its shell has Ctrl-C ignored, and programs that we start
@@ -69,3 +70,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     else:
         asyncio.run(test)
     return True
+
+
+def pytest_sessionfinish() -> None:
+    run_ends()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import functools
 import importlib.util
@@ -18,6 +17,8 @@ import time
 from pathlib import Path
 
 import psycopg
+
+from ending import at_end
 
 # Generous: a busy machine takes its time.
 START_S = 60.0
@@ -137,7 +138,7 @@ def _free_port() -> int:
 def shared_server() -> PostgresServer:
     """One server for all tests of this process, in a folder that goes with it."""
     server = PostgresServer(fast=True)
-    atexit.register(server.remove)
+    at_end(server.remove)
     server.create()
     server.start()
     return server

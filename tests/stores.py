@@ -6,7 +6,6 @@ A further store joins with one entry in `KNOWN`. No test knows which store it ru
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
 import os
 import secrets
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from ending import at_end
 from postgres_server import shared_server
 from redis_server import RedisServer
 from tickwheel import job as life
@@ -348,7 +348,7 @@ def nats_server() -> Server:
         asyncio.run(server.stop())
         shutil.rmtree(folder, ignore_errors=True)
 
-    atexit.register(end)
+    at_end(end)
     return server
 
 
@@ -370,7 +370,7 @@ def redis_server() -> RedisServer:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
-    atexit.register(end)
+    at_end(end)
     return server
 
 
