@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from test_nats_secure import free_ports, serving
+from test_nats_secure import free_ports, open_soon, serving
 
 from stores import NatsHarness
 from tickwheel.clock import SystemClock
-from tickwheel.errors import StoreUnavailable
 from tickwheel.store import Finding, Level
 from tickwheel.stores.nats.health import limits_of, of_consumers, of_stream
 from tickwheel.stores.nats.store import NatsStore
 
 
 @pytest.fixture
-def nats(runner: asyncio.Runner) -> object:
+def nats(runner: asyncio.Runner) -> Iterator[NatsHarness]:
     harness = NatsHarness()
     runner.run(harness.open())
     yield harness
@@ -29,12 +28,7 @@ def nats(runner: asyncio.Runner) -> object:
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[NatsStore]:
     store = NatsStore.from_url(url, clock=SystemClock())
-    for _ in range(50):
-        try:
-            await store.open()
-            break
-        except StoreUnavailable:
-            await asyncio.sleep(0.1)
+    await open_soon(store)
     try:
         yield store
     finally:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import nkeys
 import pytest
@@ -55,18 +56,27 @@ class Elsewhere(NatsHarness):
         Harness.__init__(self, url)
 
 
-async def lived(url: str, patience_s: float = 5) -> None:
-    """One job's whole life, once the server is up."""
-    harness = Elsewhere(url)
+class Openable(Protocol):
+    async def open(self) -> None: ...
+
+
+async def open_soon(store: Openable, patience_s: float = 5) -> None:
+    """Open what is on a server that is still starting."""
     end = time.monotonic() + patience_s
     while True:
         try:
-            await harness.open()
-            break
+            await store.open()
+            return
         except StoreUnavailable as error:
             if time.monotonic() > end or "certificate" in str(error).lower():
                 raise
             await asyncio.sleep(0.1)
+
+
+async def lived(url: str, patience_s: float = 5) -> None:
+    """One job's whole life, once the server is up."""
+    harness = Elsewhere(url)
+    await open_soon(harness, patience_s)
     [held] = await harness.claimed(harness.job())
     assert await harness.settle(harness.done(held))
     await harness.close()

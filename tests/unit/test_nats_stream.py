@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from test_nats_wire import Script, hmsg, msg, reply_of, talking
 
@@ -61,9 +63,11 @@ async def test_a_group_of_several_steps_goes_as_one_batch() -> None:
     ],
     ids=["full", "nobody there", "not allowed"],
 )
-async def test_an_answer_that_is_no_refusal_is_an_error(said: object, error: type) -> None:
+async def test_an_answer_that_is_no_refusal_is_an_error(
+    said: Callable[[bytes], bytes], error: type[StoreError]
+) -> None:
     async def answer(script: Script, line: bytes) -> None:
-        await script.say(said(reply_of(line)))  # type: ignore[operator]
+        await script.say(said(reply_of(line)))
 
     async with talking() as (script, wire):
         script.answer = answer

@@ -235,13 +235,10 @@ class Stream:
                 f"stream {self._name} does not answer: it has no leader, or is gone"
             )
         found = msgspec.json.decode(answer.data)
-        if "error" not in found:
-            seq: int = found["seq"]
-            return seq
         if _code(found) in REFUSED:
             return None
-        _must(found)
-        return None
+        seq: int = _must(found)["seq"]
+        return seq
 
     def _refuse_large(self, messages: Sequence[Step]) -> None:
         largest = max(messages, key=_size)
