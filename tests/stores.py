@@ -80,6 +80,11 @@ class Harness:
     def now(self) -> int:
         return self._now
 
+    @property
+    def passed_ms(self) -> int:
+        """How much time was passed by argument, without anybody waiting for it."""
+        return self._now - START_MS
+
     async def pass_time(self, ms: int) -> None:
         self._now += ms
 
@@ -237,7 +242,9 @@ class HarnessClock:
         return self._harness.now * 1_000_000
 
     def monotonic_ns(self) -> int:
-        return SystemClock().monotonic_ns()
+        """Goes on with the harness's time: when that passes, no clock was set."""
+        passed_ms = self._harness.passed_ms
+        return SystemClock().monotonic_ns() + passed_ms * 1_000_000
 
 
 def unfenced(job: Job | None) -> Job:

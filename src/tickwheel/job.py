@@ -18,6 +18,8 @@ import msgspec
 
 # How many runs a job remembers; older ones are forgotten, the counters are not.
 HISTORY_LIMIT = 20
+# A job that was lost this often in a row may be what kills its workers: it runs alone from then on.
+SUSPECT_AFTER = 2
 
 
 class State(StrEnum):
@@ -74,7 +76,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     worker: str
     outcome: Outcome
     due_ms: int
-    # None where the task never started, or where a lost worker can't say.
+    # None where the task never started, or where a lost worker had not told the store.
     started_ms: int | None = None
     ended_ms: int
     error: str | None = None
@@ -101,12 +103,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     # The store's proof that a holder still holds: opaque, of this one claim, and an extend may
     # move it. Unlike the attempt it can't come again when an id is used anew.
     fence: int = 0
-    # Runs that failed (they drive the retry policy) and leases that ran out (they find poison).
+    # Runs that failed (they drive the retry policy) and leases that ran out.
     failures: int = 0
     takeovers: int = 0
     # Who holds the job, and until when. Set while RUNNING; the worker's name stays afterwards.
     worker: str | None = None
     lease_until_ms: int | None = None
+    # When the holder started it, as far as an extend has told the store.
+    started_ms: int | None = None
     # A cancel came while the job was RUNNING: it may finish, but it will not run again.
     asked: bool = False
     # The fence that was last settled: how a repeated settle is recognised.
@@ -183,15 +187,21 @@ def snooze(job: Job, *, due_ms: int, ended_ms: int, started_ms: int | None = Non
 
 
 def release(
-    job: Job, *, ended_ms: int, started_ms: int | None = None, error: str | None = None
+    job: Job,
+    *,
+    ended_ms: int,
+    started_ms: int | None = None,
+    due_ms: int | None = None,
+    error: str | None = None,
 ) -> Settlement:
-    """Hand the job back, due as before: its worker won't run it, or stopped it on request."""
+    """Hand the job back: its worker won't run it, or stopped it on request. Due as before, or not
+    before `due_ms` where others should get their turn first."""
     return Settlement(
         job=job,
         outcome=Outcome.RELEASE,
         started_ms=started_ms,
         ended_ms=ended_ms,
-        due_ms=job.due_ms,
+        due_ms=job.due_ms if due_ms is None else due_ms,
         error=error,
     )
 
@@ -224,6 +234,7 @@ def added(job: Job) -> Job:
         state=State.WAITING,
         fence=0,
         lease_until_ms=None,
+        started_ms=None,
         asked=False,
         settled=None,
         ended_ms=None,
@@ -245,6 +256,7 @@ def claimed(job: Job, *, worker: str, fence: int, now_ms: int, lease_ms: int) ->
         takeovers=takeovers,
         worker=worker,
         lease_until_ms=now_ms + lease_ms,
+        started_ms=None,
         history=history,
     )
 
@@ -263,6 +275,7 @@ def settled(job: Job, settlement: Settlement) -> Job:
         due_ms=settlement.due_ms,
         failures=job.failures + settlement.failed,
         lease_until_ms=None,
+        started_ms=None,
         asked=False,
         settled=settlement.job.fence,
         ended_ms=settlement.ended_ms if state.ended else None,
@@ -281,6 +294,7 @@ def cancelled(job: Job, *, now_ms: int) -> Job:
         job,
         state=State.CANCELLED,
         lease_until_ms=None,
+        started_ms=None,
         asked=False,
         ended_ms=now_ms,
         history=history,
@@ -330,13 +344,45 @@ def lost_run(job: Job) -> Run:
         worker=job.worker or "",
         outcome=Outcome.LOST,
         due_ms=job.due_ms,
+        started_ms=job.started_ms,
         ended_ms=job.lease_until_ms,
         error="the lease ran out: its worker died, froze or lost the store",
     )
 
 
 def remember(history: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
+    # A job may be handed back unstarted many times in a row; the last time says it all.
+    if history and _handed_back(run) and _handed_back(history[-1]):
+        history = history[:-1]
     return (*history, run)[-HISTORY_LIMIT:]
+
+
+def _handed_back(run: Run) -> bool:
+    return run.outcome is Outcome.RELEASE and run.started_ms is None
+
+
+# --- Poison
+
+
+def losses(job: Job) -> int:
+    """How often in a row, since it last ran to an end, the job was lost with its worker.
+
+    The first losses count for every job that the worker held: which of them was to blame is not
+    known. A suspect is started alone, and the store is told, so from then on a loss counts only
+    where it had started: what merely waited in the hand of a worker is not to blame.
+    """
+    count = 0
+    for run in job.history:
+        if run.outcome is Outcome.LOST:
+            count += count < SUSPECT_AFTER or run.started_ms is not None
+        elif not _handed_back(run):
+            count = 0
+    return count
+
+
+def suspect(job: Job) -> bool:
+    """Whether the job may be what kills its workers."""
+    return losses(job) >= SUSPECT_AFTER
 
 
 def new_fence() -> int:

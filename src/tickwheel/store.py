@@ -165,7 +165,7 @@ class Store(Protocol):
         """
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        """Move the leases of jobs in hand to `now_ms + lease_ms`.
+        """Move the leases of jobs in hand to `now_ms + lease_ms`, and note their `started_ms`.
 
         Answers with the job as it stands, with its new fence and whether it was asked to stop;
         None where it is no longer ours: taken over, ended, or its lease had run out.

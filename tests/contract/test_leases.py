@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stores import Harness, unfenced
@@ -120,6 +121,46 @@ async def test_extend_answers_in_the_order_of_the_question(h: Harness) -> None:
     await h.settle(h.done(b))
     answers = await h.store.extend([d, b, a, c], now_ms=h.now, lease_ms=h.lease_ms)
     assert [job and job.id for job in answers] == ["d", None, "a", "c"]
+
+
+async def test_extend_notes_when_the_holder_started_the_job(h: Harness) -> None:
+    [held] = await h.claimed(h.job())
+    assert (await h.get()).started_ms is None
+    started = msgspec.structs.replace(held, started_ms=h.now)
+    extended = await h.extend(started)
+    assert extended is not None and extended.started_ms == started.started_ms
+    assert (await h.get()).started_ms == started.started_ms
+    # The holder may take it back, too.
+    assert await h.extend(msgspec.structs.replace(extended, started_ms=None))
+    assert (await h.get()).started_ms is None
+
+
+async def test_a_cancel_request_leaves_the_noted_start_alone(h: Harness) -> None:
+    [held] = await h.claimed(h.job())
+    await h.extend(msgspec.structs.replace(held, started_ms=h.now))
+    await h.store.cancel(["job"], now_ms=h.now)
+    job = await h.get()
+    assert job.asked and job.started_ms is not None
+
+
+async def test_a_takeover_remembers_whether_the_job_had_started(h: Harness) -> None:
+    ran, held = await h.claimed(h.job("ran"), h.job("held"))
+    started = msgspec.structs.replace(ran, started_ms=h.now)
+    await h.store.extend([started, held], now_ms=h.now, lease_ms=h.lease_ms)
+    await h.lose_leases()
+    again = {job.id: job for job in await h.claim(worker="bob")}
+    assert [run.started_ms for run in again["ran"].history] == [started.started_ms]
+    assert [run.started_ms for run in again["held"].history] == [None]
+    assert again["ran"].started_ms is None, "the new holder has not started it"
+
+
+@pytest.mark.parametrize("outcome", AGAIN)
+async def test_a_settled_job_has_no_start_noted(h: Harness, outcome: Outcome) -> None:
+    [held] = await h.claimed(h.job())
+    extended = await h.extend(msgspec.structs.replace(held, started_ms=h.now))
+    assert extended is not None
+    await h.settle(h.settlement(outcome, extended))
+    assert (await h.get()).started_ms is None
 
 
 async def test_extending_nothing_answers_nothing(h: Harness) -> None:

@@ -33,6 +33,9 @@ class Record:
     runs: list[tuple[int, str, str, int]] = field(default_factory=list)
 
     def note(self, run: tuple[int, str, str, int]) -> None:
+        # The model's releases are of jobs that never started: of several in a row one is kept.
+        if run[2] == "release" and self.runs and self.runs[-1][2] == "release":
+            self.runs = self.runs[:-1]
         self.runs = [*self.runs, run][-HISTORY:]
 
     def note_lost(self) -> None:

@@ -148,7 +148,9 @@ class MemoryStore:
         current = self._jobs.get(job.id)
         if current is None or current.fence != job.fence or not life.held(current, now_ms=now_ms):
             return None
-        longer = msgspec.structs.replace(current, lease_until_ms=now_ms + lease_ms)
+        longer = msgspec.structs.replace(
+            current, lease_until_ms=now_ms + lease_ms, started_ms=job.started_ms
+        )
         self._put(longer)
         return longer
 

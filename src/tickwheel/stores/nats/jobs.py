@@ -190,9 +190,16 @@ class Jobs:
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> dict[str, Job]:
         """Move the leases of the jobs that are still ours; the others are left out."""
 
+        started = {job.id: job.started_ms for job in jobs}
+
+        def extended(job: Job) -> Job:
+            return _replace(job, lease_until_ms=now_ms + lease_ms, started_ms=started[job.id])
+
         def write(standing: Standing) -> list[Step]:
-            job = _replace(standing.job, lease_until_ms=now_ms + lease_ms)
-            return [self._layout.step_from(standing, job, now_ms=self._now_ms())]
+            step = self._layout.step_from(
+                standing, extended(standing.job), now_ms=self._now_ms()
+            )
+            return [step]
 
         def look(job: Job, seen: Standing | None) -> Standing | None:
             return seen if _holds(job, seen, now_ms) else None
@@ -202,7 +209,7 @@ class Jobs:
         if len(self._leases) > REMEMBERED:
             self._leases.clear()
         for id, (standing, seq) in carried.items():
-            job = _replace(standing.job, lease_until_ms=now_ms + lease_ms)
+            job = extended(standing.job)
             [step] = write(standing)
             self._leases[id] = Standing(job, step.subject, seq, step.subject.rsplit(".", 3)[1])
         return {id: self._leases[id].job for id in carried}

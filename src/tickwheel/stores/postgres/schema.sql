@@ -194,3 +194,7 @@ begin
 end $$;
 
 revoke execute on function tickwheel.enqueue from public;
+
+-- part 2
+
+alter table tickwheel.job add column started_ms bigint;  -- as far as the holder has told

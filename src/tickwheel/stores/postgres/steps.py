@@ -46,7 +46,8 @@ _RECORD = """json_to_recordset(%(jobs)s) as new(
     id text, task text, payload text, queue text, priority smallint, due_ms bigint,
     created_ms bigint, retries integer, timeout_ms bigint, state text, attempt integer,
     fence bigint, failures integer, takeovers integer, worker text, lease_until_ms bigint,
-    asked boolean, settled bigint, ended_ms bigint, error text, result text, history json)"""
+    started_ms bigint, asked boolean, settled bigint, ended_ms bigint, error text, result text,
+    history json)"""
 
 
 def _new(name: str) -> str:
@@ -237,7 +238,7 @@ async def _claim_with_lost(
 
 _CHANGED = (
     "state", "due_ms", "attempt", "fence", "failures", "takeovers", "worker", "lease_until_ms",
-    "asked", "settled", "ended_ms", "error", "result", "history",
+    "started_ms", "asked", "settled", "ended_ms", "error", "result", "history",
 )  # fmt: skip
 
 
@@ -268,10 +269,11 @@ def _extending(schema: str) -> str:
     # the lease's end.
     return f"""
         update {schema}.job set
-            lease_until_ms = %(until)s,
+            lease_until_ms = %(until)s, started_ms = held.started_ms,
             watch_ms = case when watch_ms between %(enough)s and %(until)s then watch_ms
                             else %(until)s end
-        from json_to_recordset(%(held)s) as held(id text, fence bigint)
+        from json_to_recordset(%(held)s) 
+            as held(id text, fence bigint, started_ms bigint)
         where job.id = held.id and job.fence = held.fence and lease_until_ms > %(now)s
         returning job.id, job.fence, job.asked"""
 
@@ -279,13 +281,14 @@ def _extending(schema: str) -> str:
 class _Held(msgspec.Struct):
     id: str
     fence: int
+    started_ms: int | None
 
 
 async def extend(
     db: Link, schema: str, jobs: Sequence[Job], now_ms: int, lease_ms: int
 ) -> list[Job | None]:
     until_ms = now_ms + lease_ms
-    held = [_Held(job.id, job.fence) for job in sorted(jobs, key=_id)]
+    held = [_Held(job.id, job.fence, job.started_ms) for job in sorted(jobs, key=_id)]
     cursor = await db.execute(
         _extending(schema),
         {
@@ -357,7 +360,7 @@ def _settling(schema: str) -> str:
             state = (case when asked then new.asked_state else new.state end)::{schema}.state,
             ended_ms = case when asked then new.asked_ended_ms else new.ended_ms end,
             due_ms = new.due_ms, failures = new.failures, lease_until_ms = null, watch_ms = null,
-            asked = false, settled = new.fence, error = new.error, result = new.result,
+            started_ms = null, asked = false, settled = new.fence, error = new.error, result = new.result,
             history = new.history::text
         from json_to_recordset(%(settled)s) as new(
             id text, fence bigint, state text, ended_ms bigint, asked_state text,

@@ -102,9 +102,14 @@ def read_schedule(record: bytes) -> Schedule:
 
 
 def _claimed(job: Job, line: bytes) -> Job:
-    _, fence, until, asked, worker = line.split(b" ", 4)
+    _, fence, until, asked, rest = line.split(b" ", 4)
+    started, _, worker = (b"", b"", rest) if rest.startswith(b'"') else rest.partition(b" ")
     held = life.claimed(job, worker=_text(worker), fence=int(fence), now_ms=int(until), lease_ms=0)
-    return msgspec.structs.replace(held, asked=True) if asked == b"1" else held
+    if asked == b"0" and not started:
+        return held
+    return msgspec.structs.replace(
+        held, asked=asked == b"1", started_ms=int(started) if started else None
+    )
 
 
 def _cancelled(job: Job, line: bytes) -> Job:

@@ -6,7 +6,9 @@
 --   job               hash  id → "<state><rank> <settled> <length> <queue><JSON>": the job as it was
 --                           added or last settled; <settled> is the fence of that, or -
 --   since             hash  id → what happened to it since then, a line each, the latest first:
---                             r <fence> <lease end> <asked> <worker>   claimed, maybe extended
+--                             r <fence> <lease end> <asked> <worker>   claimed, maybe extended;
+--                               where the worker told when it started the job, that is before its
+--                               name, which begins with a quote
 --                             c <now>                                  cancelled
 --                             w <now>                                  put back to run
 --   w:<rank>:<queue>  zset  ids of jobs that wait, by due time
@@ -133,13 +135,17 @@ local function stand(state, place)
   return ended(state, place:sub(3))
 end
 
--- The last claim in these lines: fence, lease end, asked, worker, and all that follows it.
+-- The last claim in these lines: fence, lease end, asked, worker, all that follows it, and when the
+-- job was started ("" where that is not known).
 local function last_claim(lines)
-  return lines:match('^r (%d+) (%d+) ([01]) ([^\n]*)(.*)$')
+  local fence, lease, asked, started, worker, rest =
+    lines:match('^r (%d+) (%d+) ([01]) (%d*) ?("[^\n]*)(.*)$')
+  return fence, lease, asked, worker, rest, started
 end
 
-local function claim_line(fence, lease, asked, worker)
-  return 'r ' .. fence .. ' ' .. lease .. ' ' .. asked .. ' ' .. worker
+local function claim_line(fence, lease, asked, worker, started)
+  local told = started ~= '' and started .. ' ' or ''
+  return 'r ' .. fence .. ' ' .. lease .. ' ' .. asked .. ' ' .. told .. worker
 end
 
 -- State, place and lines of each job by id; nothing where a job is unknown.
@@ -279,7 +285,7 @@ function step.claim(queues, worker, fence, limit, now, ahead, lease)
   local records, lines = records_of(ids), values(SINCE, ids)
   local taken, before_it = {}, {}
   local since, enter, leave, unasked = {}, {}, {}, {}
-  local line = claim_line(fence, text(now + lease), '0', worker)
+  local line = claim_line(fence, text(now + lease), '0', worker, '')
   for i, record in ipairs(records) do
     local id, place, old = picked[i].id, picked[i].place, lines[i]
     local asked, holder
@@ -336,13 +342,13 @@ end
 -- --- Holding
 
 -- For each job: 0 it is no longer the holder's, 1 its lease was moved, 2 and it was asked to stop.
-function step.extend(ids, fences, places, now, lease)
+function step.extend(ids, fences, places, starts, now, lease)
   local lines, answers, since, leases = values(SINCE, ids), {}, {}, {}
   for i, id in ipairs(ids) do
     local fence, upto, asked, worker, rest
     if lines[i] then fence, upto, asked, worker, rest = last_claim(lines[i]) end
     if fence == fences[i] and tonumber(upto) > now then
-      put(since, SINCE, id, claim_line(fence, text(lease), asked, worker) .. rest)
+      put(since, SINCE, id, claim_line(fence, text(lease), asked, worker, starts[i]) .. rest)
       put(leases, running(places[i]), text(lease), id)
       answers[i] = asked == '1' and '2' or '1'
     else
@@ -402,13 +408,15 @@ function step.cancel(ids, now)
   local since, enter, leave, asks, unasked = {}, {}, {}, {}, {}
   for i, id in ipairs(ids) do
     local job = found[id]
-    local fence, upto, asked, worker, rest
-    if job and job.state == 'r' then fence, upto, asked, worker, rest = last_claim(job.lines) end
+    local fence, upto, asked, worker, rest, started
+    if job and job.state == 'r' then
+      fence, upto, asked, worker, rest, started = last_claim(job.lines)
+    end
     if not job then
       answers[i] = 'u'
     elseif upto and tonumber(upto) > now then
       answers[i] = 'a'
-      put(since, SINCE, id, claim_line(fence, upto, '1', worker) .. rest)
+      put(since, SINCE, id, claim_line(fence, upto, '1', worker, started) .. rest)
       put(asks, asked_of(worker), id)
       workers[worker] = true
     elseif job.state == 'w' or job.state == 'r' then

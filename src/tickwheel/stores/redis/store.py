@@ -154,7 +154,9 @@ class RedisStore:
             async with self._turns:
                 answer = await self._step(
                     *("extend", [job.id for job in some], [str(job.fence) for job in some]),
-                    *([records.place(job) for job in some], now_ms, until_ms),
+                    [records.place(job) for job in some],
+                    ["" if job.started_ms is None else str(job.started_ms) for job in some],
+                    *(now_ms, until_ms),
                 )
             extended += [
                 None

@@ -81,3 +81,7 @@ create table bucket (
     key        text    primary key,
     full_at_ns integer not null
 ) strict, without rowid;
+
+-- part 2
+
+alter table job add column started_ms integer;  -- as far as the holder has told

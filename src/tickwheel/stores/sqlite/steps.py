@@ -212,9 +212,14 @@ def extend(
 ) -> list[Job | None]:
     standings = _stand(db, [job.id for job in jobs])
     until_ms = now_ms + lease_ms
-    ours = [standings[job.id].n for job in jobs if _holds(standings.get(job.id), job, now_ms)]
+    ours = [
+        (standings[job.id].n, job.started_ms)
+        for job in jobs
+        if _holds(standings.get(job.id), job, now_ms)
+    ]
     db.execute(
-        "update job set lease_until_ms = ? where n in (select value from json_each(?))",
+        """update job set lease_until_ms = ?, started_ms = held.value ->> 1
+           from json_each(?) as held where job.n = held.value ->> 0""",
         (until_ms, _encode(ours).decode()),
     )
     return [
@@ -300,7 +305,7 @@ def _forget(db: apsw.Connection, ns: Sequence[Any]) -> None:
 
 _CHANGED = (
     "state", "due_ms", "attempt", "fence", "failures", "takeovers", "worker", "lease_until_ms",
-    "asked", "settled", "ended_ms", "error", "result", "history",
+    "started_ms", "asked", "settled", "ended_ms", "error", "result", "history",
 )  # fmt: skip
 
 _UPDATE = f"""
@@ -316,8 +321,8 @@ def _write_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None
     rows = [
         (
             n, job.state, job.due_ms, job.attempt, job.fence, job.failures, job.takeovers,
-            job.worker, job.lease_until_ms, int(job.asked), job.settled, job.ended_ms, job.error,
-            job.result, job.history,
+            job.worker, job.lease_until_ms, job.started_ms, int(job.asked), job.settled,
+            job.ended_ms, job.error, job.result, job.history,
         )
         for n, job in changes
     ]  # fmt: skip
