@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -20,6 +21,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._virtual_s = 0.0
+        self._clock_resolution: float
         self._threads = 0
         super().__init__(_JumpingSelector(self._jump, lambda: self._threads > 0))
 
@@ -49,6 +51,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if seconds is None:
             raise RuntimeError("deadlock: every task waits, and no timer will ever wake one")
         self._virtual_s += seconds
+        # After some months a float has no nanoseconds left: a timer for now would never be due.
+        self._clock_resolution = max(self._clock_resolution, 2 * math.ulp(self._virtual_s))
 
 
 class _JumpingSelector(selectors.DefaultSelector):
