@@ -53,7 +53,9 @@ class Batcher(Generic[Item, Answer]):
         self._gathered.append((item, answer))
         full = len(self._gathered) >= self._limit and len(self._flushing) < self._lanes
         if full or not self._flushing:
-            self._flushing.add(loop.create_task(self._run()))
+            flushing = loop.create_task(self._run())
+            self._flushing.add(flushing)
+            flushing.add_done_callback(self._over)
         return answer
 
     async def drained(self) -> None:
@@ -69,9 +71,15 @@ class Batcher(Generic[Item, Answer]):
                 await self._answer(batch)
                 self._flushed.set()
         finally:
+            # Here and not when it is over: whatever is handed over from now on needs another one.
             task = asyncio.current_task()
             assert task is not None
             self._flushing.discard(task)
+
+    def _over(self, flushing: asyncio.Task[None]) -> None:
+        self._flushing.discard(flushing)
+        if flushing.cancelled():
+            self._give_up()  # at the end of its loop, maybe before it began
 
     async def _answer(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         try:
@@ -98,9 +106,12 @@ class Batcher(Generic[Item, Answer]):
         what has gathered."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            for _, waiting in self._gathered:
-                waiting.cancel()
-            self._gathered.clear()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        for _, waiting in gathered:
+            waiting.cancel()
 
 
 @asynccontextmanager
