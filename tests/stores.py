@@ -21,7 +21,6 @@ from ending import at_end
 from postgres_server import shared_server
 from redis_server import RedisServer
 from tickwheel import job as life
-from tickwheel.clock import SystemClock
 from tickwheel.job import Job, Outcome, Settlement, State
 from tickwheel.store import QueueInfo, Store, open_store
 from tickwheel.stores.nats.server import Server, start
@@ -80,10 +79,9 @@ class Harness:
     def now(self) -> int:
         return self._now
 
-    @property
-    def passed_ms(self) -> int:
-        """How much time was passed by argument, without anybody waiting for it."""
-        return self._now - START_MS
+    def monotonic_ns(self) -> int:
+        """Goes on with `now`: when a test passes time, no clock was set."""
+        return self._now * 1_000_000
 
     async def pass_time(self, ms: int) -> None:
         self._now += ms
@@ -242,9 +240,7 @@ class HarnessClock:
         return self._harness.now * 1_000_000
 
     def monotonic_ns(self) -> int:
-        """Goes on with the harness's time: when that passes, no clock was set."""
-        passed_ms = self._harness.passed_ms
-        return SystemClock().monotonic_ns() + passed_ms * 1_000_000
+        return self._harness.monotonic_ns()
 
 
 def unfenced(job: Job | None) -> Job:

@@ -9,10 +9,11 @@ import asyncio
 import contextvars
 import functools
 import logging
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tickwheel.clock import StoreClock
 from tickwheel.errors import BadArguments, GiveUp, Retry, Snooze
@@ -21,7 +22,9 @@ from tickwheel.job import Job, Settlement, dead, done, release
 from tickwheel.pool import ProcessPool
 from tickwheel.retry import decide
 from tickwheel.span import span_text
-from tickwheel.tasks import Definition, encode_result
+from tickwheel.tasks import Definition, Pool, encode_result
+
+T = TypeVar("T")
 
 log = logging.getLogger("tickwheel")
 
@@ -57,45 +60,60 @@ class Runner:
     """Runs attempts on the event loop, in threads and in child processes."""
 
     def __init__(
-        self, clock: StoreClock, *, threads: int, processes: int, result_limit: int
+        self,
+        clock: StoreClock,
+        *,
+        threads: int,
+        processes: int,
+        result_limit: int,
+        ending: Callable[[], bool] = lambda: False,
+        freed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`ending` says whether the worker itself is being ended. `freed` is called on the loop
+        when a thread that was left behind has come to its end."""
         self._clock = clock
         # Twice the slots: a thread can't be ended, so one that ran out of time keeps its place
         # while the next job takes the slot.
-        self._threads = ThreadPoolExecutor(threads * 2, thread_name_prefix="tickwheel-task")
+        self._threads = _Threads(threads * 2, freed)
         self._processes = ProcessPool(processes)
+        self._children = processes
+        self._in_children = 0
         self._result_limit = result_limit
+        self._ending = ending
 
     def close(self) -> None:
         self._processes.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def has_room(self, pool: Pool) -> bool:
+        """Whether a task of this pool would start at once."""
+        if pool == "thread":
+            return self._threads.free
+        return pool == "async" or self._in_children < self._children
 
     async def attempt(
         self, held: Held, definition: Definition, began: Callable[[], None]
     ) -> Settlement:
         """Run the task; the settlement is for the job as it is in hand at the end.
 
-        Calls `began` when the task's own time starts: where it needs a child process, once it has
-        one.
+        Calls `began` when the task's own time starts: where it needs a thread or a child process,
+        once it has one.
         """
-        assert held.started_ms is not None
         _current.set(held)
         try:
             args, kwargs = definition.arguments.decode(held.job.payload)
         except BadArguments as error:
-            # No retry can mend it; a person, or a newer worker, can.
+            # No retry can cure it; a person, or a newer worker, can.
             return self.give_up(held, str(error))
+        except BaseException as error:
+            return self.raised(held, definition, error)
         try:
-            value = await self._call(definition, args, kwargs, began)
-        except asyncio.CancelledError as error:
-            return (
-                self.stopped(held, definition)
-                if held.stop
-                else self._raised(held, definition, error)
-            )
-        except (Exception, SystemExit) as error:
-            # A task that calls sys.exit means itself, not its worker.
-            return self._raised(held, definition, error)
+            return self._returned(held, await self._call(definition, args, kwargs, began))
+        except BaseException as error:
+            return self.raised(held, definition, error)
+
+    def _returned(self, held: Held, value: Any) -> Settlement:
+        assert held.started_ms is not None
         result, problem = encode_result(value, limit=self._result_limit)
         return done(
             held.job,
@@ -105,6 +123,23 @@ class Runner:
             error=problem,
         )
 
+    def raised(self, held: Held, definition: Definition, error: BaseException) -> Settlement:
+        """Settle a run that ended with an exception, whatever its kind."""
+        if isinstance(error, GeneratorExit) and asyncio._get_running_loop() is None:
+            raise error  # the loop is gone, and with it everything that could settle
+        if isinstance(error, (Retry, Snooze, GiveUp)):
+            return self._decided(held, definition, error)
+        if held.stop is not None:
+            # We ended it: what it made of that is not its failure.
+            return self.stopped(held, definition)
+        if isinstance(error, asyncio.CancelledError) and self._ending():
+            return self._released(held)
+        if isinstance(error, KeyboardInterrupt) and definition.pool == "async":
+            # Somebody wants to end the program, and hit a task of ours.
+            asyncio.get_running_loop().call_soon(_interrupt, error)
+            return self._released(held)
+        return self._decided(held, definition, error)
+
     async def _call(
         self,
         definition: Definition,
@@ -113,23 +148,40 @@ class Runner:
         began: Callable[[], None],
     ) -> Any:
         if definition.pool == "process":
-            return await self._processes.run(definition.function, args, kwargs, began)
-        began()
+            return await self._in_child(definition, args, kwargs, began)
         if definition.pool == "async":
+            began()
             return await definition.function(*args, **kwargs)
-        call = functools.partial(_in_thread, definition.function, args, kwargs)
+        loop = asyncio.get_running_loop()
+        call = functools.partial(_in_thread, loop, began, definition.function, args, kwargs)
         context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
+        return await loop.run_in_executor(self._threads, context.run, call)
+
+    async def _in_child(
+        self,
+        definition: Definition,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        began: Callable[[], None],
+    ) -> Any:
+        self._in_children += 1
+        try:
+            return await self._processes.run(definition.function, args, kwargs, began)
+        finally:
+            self._in_children -= 1
 
     def stopped(self, held: Held, definition: Definition) -> Settlement:
         """Settle a run that we ended, or could only leave behind."""
         if held.stop is Stop.TIMEOUT:
             limit = timeout_ms(held.job, definition)
             error = TimeoutError(f"ran longer than its timeout of {span_text(limit or 0)}")
-            return self._raised(held, definition, error)
+            return self._decided(held, definition, error)
+        return self._released(held)
+
+    def _released(self, held: Held) -> Settlement:
         return release(held.job, started_ms=held.started_ms, ended_ms=self._clock.now_ms())
 
-    def _raised(self, held: Held, definition: Definition, error: BaseException) -> Settlement:
+    def _decided(self, held: Held, definition: Definition, error: BaseException) -> Settlement:
         started_ms, ended_ms = held.started_ms, self._clock.now_ms()
         assert started_ms is not None
         if not isinstance(error, (Retry, Snooze, GiveUp)):
@@ -155,12 +207,59 @@ class Runner:
         )
 
 
-def _in_thread(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _in_thread(
+    loop: asyncio.AbstractEventLoop,
+    began: Callable[[], None],
+    function: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    loop.call_soon_threadsafe(began)
     try:
         return function(*args, **kwargs)
     except StopIteration as error:
         # A future can't carry it: whoever waits would wait for ever.
         raise RuntimeError("the task raised StopIteration") from error
+
+
+def _interrupt(error: KeyboardInterrupt) -> None:
+    raise error
+
+
+class _Threads(ThreadPoolExecutor):
+    """Counts its calls until they are really over, also those that nobody waits for any more."""
+
+    def __init__(self, size: int, freed: Callable[[], None]) -> None:
+        super().__init__(size, thread_name_prefix="tickwheel-task")
+        self._size = size
+        self._calls = 0
+        self._counting = threading.Lock()
+        self._freed = freed
+
+    @property
+    def free(self) -> bool:
+        return self._calls < self._size
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        with self._counting:
+            full = self._calls + 1 == self._size
+            self._calls += 1
+        call = super().submit(fn, *args, **kwargs)
+        call.add_done_callback(self._over)
+        if full:
+            log.error(
+                "all %d threads for tasks are busy or hang in tasks that ran out of time: "
+                "no further task of this kind can start in this worker",
+                self._size,
+            )
+        return call
+
+    def _over(self, _: Future[Any]) -> None:
+        with self._counting:
+            was_full = self._calls == self._size
+            self._calls -= 1
+        if was_full:
+            self._freed()
 
 
 def timeout_ms(job: Job, definition: Definition) -> int | None:

@@ -79,7 +79,7 @@ class Client:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
-        self.clock = StoreClock(clock)
+        self.clock = StoreClock(clock, own=store.own_clock)
         self._adding: Batcher[Job, bool] = Batcher(store.add, lanes=store.lanes)
         self._opening = asyncio.Lock()
         self._open = False

@@ -1,12 +1,14 @@
 """Time comes from here and from nowhere else.
 
 A node's clock may be wrong, and it may jump. What counts is the store's clock, so a node measures
-how far its own is off and from then on counts with the monotonic clock, which never jumps.
+how far its own is off and from then on counts with the monotonic clock, which never jumps. Where
+the store's clock is the node's own, a jump is noticed before anything is decided by it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -58,16 +60,37 @@ class StoreClock:
 
     A reply that says *t* proves that the store's clock had reached *t* when the reply arrived.
     Counting on from that moment gives a lower bound, late by at most the reply's travel time.
+
+    A store without a server has no other clock than the node's own, so there is nothing to measure:
+    with `own=True` every look is a look at that clock, and a step of it (somebody set it, or the
+    machine slept) is seen at the next look, before anything is decided by it.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, own: bool = False) -> None:
         self._clock = clock
+        self._own = own
         # Until the first measurement the node's own clock has to do.
         self._base_ns = self._wall_ns = clock.now_ns() - clock.monotonic_ns()
         self._measured_ns = clock.monotonic_ns()
+        # Called with how far the clock was set, in milliseconds, on the thread of this object.
+        self.on_step: list[Callable[[int], None]] = []
+        self._thread = threading.get_ident()
 
     def now_ns(self) -> int:
-        return self._clock.monotonic_ns() + self._base_ns
+        monotonic_ns = self._clock.monotonic_ns()
+        if not self._own:
+            return monotonic_ns + self._base_ns
+        now_ns = self._clock.now_ns()
+        if step_ms := moved_ms(now_ns - monotonic_ns, self._wall_ns):
+            self._stepped(step_ms, now_ns - monotonic_ns)
+        return now_ns
+
+    def _stepped(self, step_ms: int, wall_ns: int) -> None:
+        if threading.get_ident() != self._thread:
+            return  # the next look on our own thread sees it as well
+        self._wall_ns = wall_ns
+        for heed in self.on_step:
+            heed(step_ms)
 
     def now_ms(self) -> int:
         """The last whole millisecond: what is due by then is due."""
@@ -77,19 +100,29 @@ class StoreClock:
         """The next whole millisecond: what a delay counts from, so that it is never short."""
         return -(-self.now_ns() // MS_NS)
 
+    def monotonic_ms(self) -> int:
+        """For how long something takes, whatever the clock is set to meanwhile."""
+        return self._clock.monotonic_ns() // MS_NS
+
     @property
     def offset_ms(self) -> float:
         """How far this node's own clock is behind the store's (negative: ahead)."""
+        if self._own:
+            return 0
         return (self._base_ns - self._clock.now_ns() + self._clock.monotonic_ns()) / MS_NS
 
     def stale(self, after_s: float) -> bool:
         """Whether the last measurement is old, or the node's clock was set since."""
+        if self._own:
+            return False
         now_ns, monotonic_ns = self._clock.now_ns(), self._clock.monotonic_ns()
         jumped = abs(now_ns - monotonic_ns - self._wall_ns) > JUMP_NS
         return jumped or monotonic_ns - self._measured_ns > after_s * S_NS
 
     async def measure(self, store_time_ns: Callable[[], Awaitable[int]]) -> None:
         """Ask the store for its time, and count on from its answer."""
+        if self._own:
+            return
         bases = []
         for _ in range(SAMPLES):
             answer_ns = await store_time_ns()
@@ -97,6 +130,19 @@ class StoreClock:
         self._base_ns = max(bases)
         self._measured_ns = self._clock.monotonic_ns()
         self._wall_ns = self._clock.now_ns() - self._measured_ns
+
+
+def wall_ns(clock: Clock) -> int:
+    """How far a clock is from its monotonic count: changes when it is set."""
+    return clock.now_ns() - clock.monotonic_ns()
+
+
+def moved_ms(now_ns: int, seen_ns: int | None) -> int:
+    """How far a clock was set between two looks by `wall_ns`; less than a jump counts as nothing,
+    for a time service corrects a clock bit by bit."""
+    if seen_ns is None or abs(now_ns - seen_ns) <= JUMP_NS:
+        return 0
+    return round((now_ns - seen_ns) / MS_NS)
 
 
 def sleep_blocking(seconds: float) -> None:

@@ -1,6 +1,7 @@
 """What a worker holds: claimed jobs, from the claim until their settlement is written.
 
     wheel (not yet due) ──► ready (due, no slot yet) ──► running ──► ended, not yet settled
+                       └──► suspects (due, to run alone)
 
 A pure structure: the worker moves jobs through it and does the talking.
 """
@@ -10,12 +11,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from tickwheel.job import Job
-from tickwheel.tasks import Definition
+import msgspec
+
+from tickwheel.job import Job, suspect
+from tickwheel.tasks import Definition, Pool
 from tickwheel.wheel import TimingWheel
+
+# Ready jobs of one kind: (-priority, due, order, id). Entries of dropped jobs are skipped.
+_Heap = list[tuple[int, float, int, str]]
 
 
 class Stop(StrEnum):
@@ -30,18 +37,49 @@ class Stop(StrEnum):
 class Held:
     """One job in hand."""
 
-    __slots__ = ("definition", "job", "ready_ms", "run", "settling", "started_ms", "stop")
+    __slots__ = (
+        "definition",
+        "interrupted",
+        "job",
+        "ready_ms",
+        "run",
+        "settling",
+        "started_ms",
+        "stop",
+        "suspect",
+        "trial_ms",
+    )
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, definition: Definition | None = None) -> None:
         # As last claimed or extended: its fence is the newest one.
         self.job = job
-        self.definition: Definition | None = None
+        # None where this worker doesn't know the task.
+        self.definition = definition
         self.ready_ms: int | None = None
         self.started_ms: int | None = None
         self.run: asyncio.Task[None] | None = None
         self.stop: Stop | None = None
+        # The run was cancelled because of `stop`; a thread can't be.
+        self.interrupted = False
         # Its outcome is on its way to the store.
         self.settling = False
+        # It may be what kills its workers; and since when that is being found out.
+        self.suspect = job.takeovers > 0 and suspect(job)
+        self.trial_ms: int | None = None
+
+    @property
+    def pool(self) -> Pool:
+        return "async" if self.definition is None else self.definition.pool
+
+    def told(self) -> Job:
+        """The job, with what the next extend tells the store of its start.
+
+        The start of a suspect is told only while it is on trial: that makes its loss count.
+        """
+        told_ms = self.trial_ms if self.suspect else self.started_ms
+        if self.job.started_ms == told_ms:
+            return self.job
+        return msgspec.structs.replace(self.job, started_ms=told_ms)
 
 
 class Hand:
@@ -50,11 +88,13 @@ class Hand:
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
         self._wheel: TimingWheel[str] = TimingWheel()
-        # Due but without a slot: (-priority, due, order, id). Entries of dropped jobs are skipped.
-        self._ready: list[tuple[int, int, int, str]] = []
-        self._ready_count = 0
+        # Each pool has places of its own: one that is full holds up no other.
+        self._ready: dict[Pool, _Heap] = {"async": [], "thread": [], "process": []}
+        self._ready_counts: dict[Pool, int] = {"async": 0, "thread": 0, "process": 0}
+        self._suspects: _Heap = []
         self._order = itertools.count()
         self._running: dict[str, Held] = {}
+        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -67,40 +107,75 @@ class Hand:
     def running(self) -> int:
         return len(self._running)
 
+    def ready(self, pool: Pool) -> int:
+        """How many jobs of this pool are due and have not started."""
+        return self._ready_counts[pool]
+
     @property
-    def ready(self) -> int:
-        return self._ready_count
+    def suspects(self) -> int:
+        return len(self._suspects)
 
     def get(self, id: str) -> Held | None:
         return self._held.get(id)
 
-    def take(self, job: Job) -> None:
+    def take(self, held: Held) -> None:
         """A job that was just claimed goes into the wheel."""
+        job = held.job
         # The same id can come again while an older attempt still winds up here.
-        self._held[job.id] = Held(job)
+        if (before := self._held.get(job.id)) is not None:
+            self.drop(before)
+        self._held[job.id] = held
+        self.bytes += len(job.payload)
         self._wheel.add(job.id, job.due_ms)
 
     def fall_due(self, now_ms: int) -> None:
-        """Move what is due from the wheel to the ready ones."""
+        """Move what is due from the wheel to the ready ones, or to the suspects."""
         for id in self._wheel.advance(now_ms):
-            held = self._held[id]
-            held.ready_ms = now_ms
-            job = held.job
-            heapq.heappush(self._ready, (-job.priority, job.due_ms, next(self._order), id))
-            self._ready_count += 1
+            self.make_ready(self._held[id], now_ms)
+
+    def make_ready(self, held: Held, now_ms: int) -> None:
+        job, order = held.job, next(self._order)
+        held.ready_ms = now_ms
+        if held.suspect:
+            # In no order: no innocent should stand beside the same killer again and again.
+            heapq.heappush(self._suspects, (-job.priority, random.random(), order, job.id))
+        else:
+            heapq.heappush(self._ready[held.pool], (-job.priority, job.due_ms, order, job.id))
+            self._ready_counts[held.pool] += 1
 
     def next_due_ms(self) -> int | None:
         return self._wheel.next_ms()
 
-    def next_ready(self) -> Held | None:
-        """Take out the ready job to start next: highest priority first, then earliest due."""
-        while self._ready:
-            held = self._held.get(heapq.heappop(self._ready)[3])
+    def next_ready(self, has_room: Callable[[Pool], bool]) -> Held | None:
+        """Take out the ready job to start next, of the pools that have room: highest priority
+        first, then earliest due."""
+        heaps = [
+            heap
+            for pool, heap in self._ready.items()
+            if heap and has_room(pool) and self._top(heap)
+        ]
+        if not heaps:
+            return None
+        held = self._held[heapq.heappop(min(heaps))[3]]
+        self._unready(held)
+        return held
+
+    def _top(self, heap: _Heap) -> bool:
+        """Drop what is no longer ready from the top; whether something is left."""
+        while heap:
+            held = self._held.get(heap[0][3])
             if held is not None and held.ready_ms is not None:
-                held.ready_ms = None
-                self._ready_count -= 1
-                return held
-        return None
+                return True
+            heapq.heappop(heap)
+        return False
+
+    def next_suspect(self) -> Held | None:
+        """Take out the suspect to run next."""
+        if not self._top(self._suspects):
+            return None
+        held = self._held[heapq.heappop(self._suspects)[3]]
+        held.ready_ms = None
+        return held
 
     def start(self, held: Held, now_ms: int) -> None:
         held.started_ms = now_ms
@@ -115,9 +190,9 @@ class Hand:
         """The job is no longer ours to care for."""
         self.end(held)
         if self._held.get(held.job.id) is held:
+            self.withdraw(held)
             del self._held[held.job.id]
-            self._wheel.remove(held.job.id)
-            self._unready(held)
+            self.bytes -= len(held.job.payload)
 
     def unstarted(self, *, ready_before_ms: int | None = None) -> list[Held]:
         """Jobs that have not started; with `ready_before_ms`, those that were ready by then."""
@@ -139,4 +214,12 @@ class Hand:
     def _unready(self, held: Held) -> None:
         if held.ready_ms is not None:
             held.ready_ms = None
-            self._ready_count -= 1
+            if not held.suspect:
+                self._ready_counts[held.pool] -= 1
+
+    def shift_leases(self, step_ms: int) -> None:
+        """The clock by which leases are written was set: they end at another moment now."""
+        for held in self._held.values():
+            if held.job.lease_until_ms is not None:
+                until_ms = held.job.lease_until_ms + step_ms
+                held.job = msgspec.structs.replace(held.job, lease_until_ms=until_ms)

@@ -25,6 +25,8 @@ log = logging.getLogger("tickwheel")
 
 # Leases are extended when a third of them has passed: one attempt may fail and one be late.
 PARTS = 3
+# Where a store is so slow that leases are always nearly over, it is not asked without a pause.
+SHORTEST_MS = 50
 
 
 class Keeper:
@@ -49,15 +51,27 @@ class Keeper:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_ms / PARTS / 1000)
+            await asyncio.sleep(self._pause_ms() / 1000)
             await self.extend()
+
+    def _pause_ms(self) -> float:
+        """Until a third of some lease has passed. An answer that took long may have come when a
+        lease was nearly over, and then there is no time to lose."""
+        part_ms = self._lease_ms / PARTS
+        ends = [each.job.lease_until_ms for each in self._hand if each.stop is not Stop.LOST]
+        soonest_ms = min((end for end in ends if end is not None), default=None)
+        if soonest_ms is None:
+            return part_ms
+        left_ms = soonest_ms - self._clock.now_ms()
+        return min(max(left_ms - (PARTS - 1) * part_ms, SHORTEST_MS), part_ms)
 
     async def extend(self) -> None:
         """Keep what is in hand, and stop what is no longer ours or is not wanted any more."""
         held = [each for each in self._hand if each.stop is not Stop.LOST]
         if not held:
             return
-        jobs = [each.job for each in held]
+        jobs = [each.told() for each in held]
+        asked = [each.job for each in held]
         answers = await self._contact.insist(
             lambda: self._store.extend(jobs, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms),
             while_=lambda: any(self._holds(job) for job in jobs),
@@ -66,15 +80,15 @@ class Keeper:
         if answers is None:
             # The store is away, and by our own clock the leases are over: others may have the jobs.
             answers = [None] * len(held)
-        for each, answer in zip(held, answers, strict=True):
-            self._heed(each, answer)
+        for each, job, answer in zip(held, asked, answers, strict=True):
+            # What was claimed again or extended by the guard meanwhile is not the job we asked for.
+            if self._hand.get(job.id) is each and each.job is job:
+                self._heed(each, answer)
 
     def _holds(self, job: Job) -> bool:
         return job.lease_until_ms is not None and job.lease_until_ms > self._clock.now_ms()
 
     def _heed(self, held: Held, answer: Job | None) -> None:
-        if self._hand.get(held.job.id) is not held:
-            return  # settled meanwhile
         if answer is None:
             # An outcome on its way may have arrived before us; its own answer says if it was taken.
             if not held.settling:
@@ -154,7 +168,7 @@ class Guard:
 
     async def _extend(self, store: Store) -> None:
         held = [each for each in self._hand if each.stop is not Stop.LOST]
-        jobs = [each.job for each in held]
+        jobs = [each.told() for each in held]
         now_ms = self._clock.now_ms()
         answers: Sequence[Job | None] = await store.extend(
             jobs, now_ms=now_ms, lease_ms=self._lease_ms

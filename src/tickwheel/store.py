@@ -114,6 +114,9 @@ class Store(Protocol):
     ahead_ms: int
     # How many large steps it gains from having under way at the same time.
     lanes: int
+    # Whether its clock is that of the node, for want of a server with one. Leases are spans of
+    # time: such a store moves them along when that clock is set.
+    own_clock: bool
 
     # --- Life
 

@@ -20,7 +20,7 @@ import msgspec.inspect
 
 from tickwheel.errors import BadArguments, BadConfig, UnknownTask
 from tickwheel.job import Priority
-from tickwheel.retry import RetryPolicy
+from tickwheel.retry import RetryPolicy, describe
 
 Pool = Literal["async", "thread", "process"]
 PriorityName = Literal["low", "normal", "high", "urgent"]
@@ -65,8 +65,15 @@ class Tasks:
         try:
             return self._by_name[name]
         except KeyError:
-            known = ", ".join(sorted(self._by_name)) or "none"
-            raise UnknownTask(f"no task is named {name!r} here; there are: {known}") from None
+            raise UnknownTask(self.unknown(name)) from None
+
+    def find(self, name: str) -> Definition | None:
+        return self._by_name.get(name)
+
+    def unknown(self, name: str) -> str:
+        """What to say of a task that is not here."""
+        known = ", ".join(sorted(self._by_name)) or "none"
+        return f"no task is named {name!r} here; there are: {known}"
 
     def all(self) -> list[Definition]:
         return list(self._by_name.values())
@@ -312,8 +319,8 @@ def encode_result(value: Any, *, limit: int) -> tuple[str | None, str | None]:
         return None, None
     try:
         text = _json(value)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        return None, f"the result was not kept: JSON can't carry it ({error})"
+    except Exception as error:  # a value may raise anything while it is looked at
+        return None, f"the result was not kept: JSON can't carry it ({describe(error)})"
     if len(text) > limit:
         return None, f"the result was not kept: {len(text):,} bytes, over the limit of {limit:,}"
     return text.decode(), None

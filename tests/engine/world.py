@@ -41,11 +41,20 @@ class Node:
         await self._task
 
 
+class MachineClock(LoopClock):
+    """The clock of the machine that the store and its nodes run on; somebody may set it."""
+
+    set_by_ns = 0
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self.set_by_ns
+
+
 class World:
     """Everything shares one virtual clock, unless a node is given a wrong one."""
 
     def __init__(self, start: datetime | None = None) -> None:
-        self.clock = LoopClock(int(start.timestamp()) * 10**9) if start else LoopClock()
+        self.clock = MachineClock(int(start.timestamp()) * 10**9) if start else MachineClock()
         self.store = MemoryStore(clock=self.clock)
         self.app = App(self.store, clock=self.clock)
         self.nodes: list[Node] = []
@@ -54,11 +63,15 @@ class World:
     def now_ms(self) -> int:
         return self.clock.now_ns() // 1_000_000
 
+    def set_clock(self, seconds: float) -> None:
+        """Set the machine's clock forward, or back."""
+        self.clock.set_by_ns += int(seconds * 1e9)
+
     async def node(
         self, *, clock: Clock | None = None, line: FaultyStore | None = None, **options: Any
     ) -> Node:
         own, line = clock or self.clock, line or FaultyStore(self.store)
-        store_clock = StoreClock(own)
+        store_clock = StoreClock(own, own=own is self.clock)
         await store_clock.measure(self.store.time_ns)
         options.setdefault("queues", self.app.tasks.queues())
         worker = Worker(

@@ -154,12 +154,43 @@ async def test_an_error_of_the_store_leaves_the_last_measurement_in_place() -> N
     assert clock.now_ns() == before_ns
 
 
+@pytest.mark.parametrize("way", [-1, 1])
+def test_a_clock_that_is_the_store_s_own_is_followed_and_its_steps_are_told(way: int) -> None:
+    machine = Machine(off_ns=5 * S_NS)
+    clock = StoreClock(machine, own=True)
+    heard: list[int] = []
+    clock.on_step.append(heard.append)
+    machine.passed_ns += S_NS
+    assert clock.now_ns() == machine.now_ns()
+    # Bit by bit: followed, and said once it has come to more than a time service corrects.
+    machine.off_ns += way * JUMP_NS
+    assert (clock.now_ns(), heard) == (machine.now_ns(), [])
+    machine.off_ns += way * 3_600 * S_NS
+    assert clock.now_ns() == machine.now_ns()
+    assert heard == [way * (3_600_000 + JUMP_NS // 1_000_000)]
+    clock.now_ns()
+    assert len(heard) == 1
+    assert not clock.stale(0)
+    assert clock.offset_ms == 0
+
+
 def test_the_clock_of_this_machine_counts_nanoseconds_and_goes_on() -> None:
     clock = SystemClock()
     # Some time after 2020 and before 2100: nanoseconds, not seconds or milliseconds.
     assert 1_577_836_800 * S_NS < clock.now_ns() < 4_102_444_800 * S_NS
     before_ns = clock.monotonic_ns()
     assert clock.monotonic_ns() >= before_ns
+
+
+def test_virtual_time_goes_on_after_years() -> None:
+    async def story() -> None:
+        for _ in range(20):
+            await asyncio.sleep(100 * 86_400)
+            async with asyncio.timeout(1):
+                for _ in range(100):
+                    await asyncio.sleep(0.003)
+
+    run_virtual(story())
 
 
 def test_the_clock_of_the_loop_follows_virtual_time() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tickwheel import job as life
-from tickwheel.clock import Clock, SystemClock
+from tickwheel.clock import Clock, SystemClock, moved_ms, wall_ns
 from tickwheel.errors import BadConfig
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
@@ -31,10 +31,13 @@ class MemoryStore:
     """Keeps the contract for as long as the process lives."""
 
     lanes = 1
+    own_clock = True
 
     def __init__(self, *, clock: Clock | None = None, ahead_ms: int = 1000) -> None:
         self.ahead_ms = ahead_ms
         self._clock = clock or SystemClock()
+        # The clock as it was last looked at: see `wall_ns`.
+        self._seen_ns: int | None = None
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         # When each job next matters: its due time while waiting, its lease's end while running.
@@ -88,6 +91,7 @@ class MemoryStore:
         self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
     ) -> list[Job]:
         with self._lock:
+            self._follow_clock()
             self._collect(now_ms)
             jobs = [self._jobs[id] for id in self._take(queues, limit, now_ms)]
             fence = life.new_fence()
@@ -98,6 +102,17 @@ class MemoryStore:
             for job in taken:
                 self._put(job)
         return taken
+
+    def _follow_clock(self) -> None:
+        """A lease is a span of time: where the clock was set, its end is another moment now."""
+        now_ns = wall_ns(self._clock)
+        step_ms = moved_ms(now_ns, self._seen_ns)
+        if step_ms or self._seen_ns is None:
+            self._seen_ns = now_ns
+        for job in list(self._jobs.values()) if step_ms else ():
+            if job.lease_until_ms is not None:
+                until_ms = job.lease_until_ms + step_ms
+                self._put(msgspec.structs.replace(job, lease_until_ms=until_ms))
 
     def _collect(self, now_ms: int) -> None:
         """Move what has become claimable from the wheels to the ready heaps."""
@@ -142,6 +157,7 @@ class MemoryStore:
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         with self._lock:
+            self._follow_clock()
             return [self._extend(job, now_ms, lease_ms) for job in jobs]
 
     def _extend(self, job: Job, now_ms: int, lease_ms: int) -> Job | None:
@@ -156,6 +172,7 @@ class MemoryStore:
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         with self._lock:
+            self._follow_clock()
             answers = [self._settle(settlement, now_ms) for settlement in settlements]
             self._wake()
         return answers
@@ -174,6 +191,7 @@ class MemoryStore:
 
     async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
         with self._lock:
+            self._follow_clock()
             answers = [self._cancel(id, now_ms) for id in ids]
             self._wake()
         return answers

@@ -34,6 +34,10 @@ class FaultyStore:
     def lanes(self) -> int:
         return self._store.lanes
 
+    @property
+    def own_clock(self) -> bool:
+        return self._store.own_clock
+
     def twin(self) -> FaultyStore:
         return self
 

@@ -196,9 +196,7 @@ class Jobs:
             return _replace(job, lease_until_ms=now_ms + lease_ms, started_ms=started[job.id])
 
         def write(standing: Standing) -> list[Step]:
-            step = self._layout.step_from(
-                standing, extended(standing.job), now_ms=self._now_ms()
-            )
+            step = self._layout.step_from(standing, extended(standing.job), now_ms=self._now_ms())
             return [step]
 
         def look(job: Job, seen: Standing | None) -> Standing | None:

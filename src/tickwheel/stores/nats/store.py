@@ -105,6 +105,7 @@ class NatsStore:
 
     # A batch spends most of its time on the server's disk, and several do so together.
     lanes = 4
+    own_clock = False
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options

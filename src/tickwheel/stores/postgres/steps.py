@@ -360,8 +360,8 @@ def _settling(schema: str) -> str:
             state = (case when asked then new.asked_state else new.state end)::{schema}.state,
             ended_ms = case when asked then new.asked_ended_ms else new.ended_ms end,
             due_ms = new.due_ms, failures = new.failures, lease_until_ms = null, watch_ms = null,
-            started_ms = null, asked = false, settled = new.fence, error = new.error, result = new.result,
-            history = new.history::text
+            started_ms = null, asked = false, settled = new.fence, error = new.error,
+            result = new.result, history = new.history::text
         from json_to_recordset(%(settled)s) as new(
             id text, fence bigint, state text, ended_ms bigint, asked_state text,
             asked_ended_ms bigint, due_ms bigint, failures integer, error text, result text,

@@ -46,6 +46,7 @@ class PostgresStore:
     """Keeps jobs in one schema of a PostgreSQL database."""
 
     lanes = 1
+    own_clock = False
 
     def __init__(self, options: Options) -> None:
         self.ahead_ms = options.ahead_ms

@@ -49,6 +49,7 @@ class RedisStore:
     """Keeps jobs in one Redis server, or in one slot of a cluster."""
 
     lanes = 1
+    own_clock = False
 
     def __init__(self, options: Options) -> None:
         self.ahead_ms = options.ahead_ms

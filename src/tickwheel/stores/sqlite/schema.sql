@@ -85,3 +85,10 @@ create table bucket (
 -- part 2
 
 alter table job add column started_ms integer;  -- as far as the holder has told
+
+-- How far the wall clock was from the monotonic one when somebody last looked, and of which start of
+-- which machine that is true. Where it has changed, the clock was set, and the leases move along.
+create table clock (
+    machine text    not null,
+    wall_ns integer not null
+) strict;

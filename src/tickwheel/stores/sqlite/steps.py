@@ -6,6 +6,8 @@ in one transaction. A batch goes into a statement as one JSON text and comes out
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ import apsw
 import msgspec
 
 from tickwheel import job as life
+from tickwheel.clock import moved_ms
 from tickwheel.errors import BadConfig
 from tickwheel.job import ENDED, Cancelled, Job, Priority, Settlement, State
 from tickwheel.schedule import Schedule
@@ -170,6 +173,35 @@ def claim(
             lost.append((n, taken))
     _write_jobs(db, lost)
     return claimed
+
+
+def follow_clock(db: apsw.Connection, wall_ns: int) -> None:
+    """A lease is a span of time: where the clock was set, its end is another moment now."""
+    machine = _machine()
+    if not machine:
+        return
+    seen = db.execute("select machine, wall_ns from clock").fetchone()
+    seen_ns = seen[1] if seen is not None and seen[0] == machine else None
+    step_ms = moved_ms(wall_ns, seen_ns)
+    if step_ms:
+        db.execute(
+            "update job set lease_until_ms = lease_until_ms + ? where state = 'running'",
+            (step_ms,),
+        )
+    if step_ms or seen_ns is None:
+        db.execute("delete from clock")
+        db.execute("insert into clock values (?, ?)", (machine, wall_ns))
+
+
+@functools.cache
+def _machine() -> str:
+    """This start of this machine, with its own count of monotonic time; empty where the system
+    doesn't say, and then no step of the clock can be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return ""
 
 
 class _Standing(msgspec.Struct, array_like=True):

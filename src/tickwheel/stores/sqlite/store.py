@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from tickwheel.clock import Clock, SystemClock
+from tickwheel.clock import MS_NS, Clock, SystemClock, wall_ns
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
@@ -35,12 +35,15 @@ T = TypeVar("T")
 ASK_S = 0.02
 # One transaction moves at most this many jobs, so that no other step waits long for its turn.
 BATCH = 1000
+# A step that waits longer than this for its turn waits for a lock.
+WAITED_MS = 250
 
 
 class SqliteStore:
     """Keeps jobs in one SQLite file."""
 
     lanes = 1
+    own_clock = True
 
     def __init__(
         self,
@@ -119,8 +122,25 @@ class SqliteStore:
         """Run a step in one transaction: all of it is on disk when this returns, or none."""
         if self._writer is None:
             raise StoreUnavailable("the store is closed")
-        db = self._writer.db
-        return await self._writer.run(in_transaction, db, step, db, *args)
+        db, now_ns = self._writer.db, wall_ns(self._clock)
+
+        def follow_and_step() -> T:
+            steps.follow_clock(db, now_ns)
+            return step(db, *args)
+
+        return await self._writer.run(in_transaction, db, follow_and_step)
+
+    async def _hold(self, step: Callable[..., T], *args: Any, lease_ms: int) -> T:
+        """A step that gives leases: they count from when it gets its turn, however long others
+        had the file locked. Judged by the time of the call, leases could be over when the answer
+        comes."""
+        asked_ns = SystemClock().monotonic_ns()
+
+        def step_at_last(db: Any) -> T:
+            waited_ms = (SystemClock().monotonic_ns() - asked_ns) // MS_NS
+            return step(db, *args, lease_ms + (waited_ms if waited_ms > WAITED_MS else 0))
+
+        return await self._write(step_at_last)
 
     async def _read(self, look: Callable[..., T], *args: Any) -> T:
         if self._reader is None:
@@ -162,10 +182,10 @@ class SqliteStore:
         if not queues or limit < 1:
             return []
         where = {"now": now_ms, "ahead": self.ahead_ms, "limit": min(limit, BATCH)}
-        return await self._write(steps.claim, queues, where, worker, lease_ms)
+        return await self._hold(steps.claim, queues, where, worker, lease_ms=lease_ms)
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        return await self._write(steps.extend, jobs, now_ms, lease_ms) if jobs else []
+        return await self._hold(steps.extend, jobs, now_ms, lease_ms=lease_ms) if jobs else []
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers: list[bool] = []
