@@ -352,12 +352,17 @@ def lost_run(job: Job) -> Run:
 
 def remember(history: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
     # A job may be handed back unstarted many times in a row; the last time says it all.
-    if history and _handed_back(run) and _handed_back(history[-1]):
+    if history and _unstarted(run) and _unstarted(history[-1]):
         history = history[:-1]
     return (*history, run)[-HISTORY_LIMIT:]
 
 
-def _handed_back(run: Run) -> bool:
+def handed_back(job: Job) -> bool:
+    """Whether its last holder gave it back without having started it."""
+    return bool(job.history) and _unstarted(job.history[-1])
+
+
+def _unstarted(run: Run) -> bool:
     return run.outcome is Outcome.RELEASE and run.started_ms is None
 
 
@@ -375,7 +380,7 @@ def losses(job: Job) -> int:
     for run in job.history:
         if run.outcome is Outcome.LOST:
             count += count < SUSPECT_AFTER or run.started_ms is not None
-        elif not _handed_back(run):
+        elif not _unstarted(run):
             count = 0
     return count
 

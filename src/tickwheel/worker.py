@@ -27,7 +27,7 @@ from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock, first_of
 from tickwheel.contact import Contact
 from tickwheel.errors import UnknownTask
 from tickwheel.hand import Hand, Held, Stop
-from tickwheel.job import Job, Outcome, Settlement, State, losses, release
+from tickwheel.job import Job, Outcome, Settlement, State, handed_back, losses, release
 from tickwheel.keeper import PARTS, Guard, Keeper
 from tickwheel.retry import RetryPolicy, decide
 from tickwheel.schedule import Rule
@@ -44,6 +44,8 @@ log = logging.getLogger("tickwheel")
 IDLE_MS = 5_000
 # A job that is due but finds no slot for this long goes back, for a worker that has one.
 PATIENCE_MS = 1_000
+# So long it then leaves claiming to them.
+ABSTAIN_S = 0.1
 # An async task that ignores its cancellation for this long is left behind.
 STUBBORN_S = 5.0
 # What a worker that is cancelled, rather than stopped, may take to hand back its jobs.
@@ -134,6 +136,8 @@ class Worker:
         self._suspected = asyncio.Event()
         self._claiming = asyncio.Lock()
         self._quiet = False
+        # While we leave what we have just handed back to others.
+        self._abstaining = False
         self._ended_since_claim = 0
         # How many jobs ended between the last two claims.
         self._pace = 0
@@ -253,7 +257,7 @@ class Worker:
         stand behind them.
         """
         hand, slots = self._hand, self._options.concurrency
-        if hand.bytes > self._options.hold_bytes:
+        if hand.bytes > self._options.hold_bytes or self._abstaining:
             return 0
         ready = blocked = 0
         for pool in POOLS:
@@ -410,12 +414,22 @@ class Worker:
         return self._hand.get(held.job.id) is held and held.started_ms is None and held.stop is None
 
     def _hand_back(self, held: Held) -> None:
-        """Give a job back that can't start here now, so late that others get their turn first."""
+        """Give a job back that can't start here now. We leave it to others for a moment; if there
+        were none that could start it, we let the jobs behind it have their turn first."""
         held.stop = Stop.RELEASE
         self._hand.withdraw(held)
         now_ms = self._clock.now_ms()
-        due_ms = max(held.job.due_ms, now_ms + self._store.ahead_ms + PATIENCE_MS)
+        due_ms = held.job.due_ms
+        if handed_back(held.job):
+            due_ms = max(due_ms, now_ms + self._store.ahead_ms + PATIENCE_MS)
+        elif not self._abstaining:
+            self._abstaining = True
+            self._loop.call_later(ABSTAIN_S, self._abstain_no_more)
         self._settle(held, release(held.job, ended_ms=now_ms, due_ms=due_ms))
+
+    def _abstain_no_more(self) -> None:
+        self._abstaining = False
+        self._moved.set()
 
     async def _run(self, held: Held) -> None:
         assert held.definition is not None

@@ -26,13 +26,13 @@ class Event:
 
 
 class WorkerProcess:
-    def __init__(self, shop: Shop, number: int, **env: str) -> None:
+    def __init__(self, shop: Shop, number: int, *options: str, **env: str) -> None:
         self._log = shop.folder / f"worker-{number}.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tickwheel", "worker", "shop:app"),
-                    *("--lease", f"{LEASE_S}s", "--concurrency", "50"),
+                    *("--lease", f"{LEASE_S}s", "--concurrency", "50", *options),
                 ],
                 cwd=HERE,
                 env={**os.environ, **shop.env, **env},
@@ -71,8 +71,8 @@ class Shop:
         }
         self._workers: list[WorkerProcess] = []
 
-    def worker(self, **env: str) -> WorkerProcess:
-        self._workers.append(WorkerProcess(self, len(self._workers), **env))
+    def worker(self, *options: str, **env: str) -> WorkerProcess:
+        self._workers.append(WorkerProcess(self, len(self._workers), *options, **env))
         return self._workers[-1]
 
     def events(self, kind: str | None = None) -> list[Event]:

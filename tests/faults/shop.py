@@ -76,3 +76,15 @@ async def block(seconds: float) -> None:
     record("start")
     time.sleep(seconds)
     record("end")
+
+
+@app.task
+async def kill() -> None:
+    record("kill")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def kill_from_a_thread() -> None:
+    record("kill")
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -83,3 +83,7 @@ def unpicklable_result() -> Any:
 
 def stop_iteration() -> object:
     return next(iter([]))
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
