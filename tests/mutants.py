@@ -602,6 +602,13 @@ FAULTS = [
         "idle processes that were killed use up the tries", "I5", POOL,
         "tries += child.fresh", "tries += 1", POOLS,
     ),
+
+    # --- The app in a program
+    Fault(
+        "a block that ends closes the store of others", "contract", "app.py",
+        "if client.users or not client.unwanted:", "if not client.unwanted:",
+        "tests/unit/test_api.py",
+    ),
 ]  # fmt: skip
 
 
