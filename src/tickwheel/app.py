@@ -26,7 +26,7 @@ from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, make_rule
 from tickwheel.span import FARTHEST_MS, Span, span_ms
-from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, open_store
+from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, checked_text, open_store
 from tickwheel.tasks import (
     MIB,
     Definition,
@@ -259,19 +259,22 @@ class App:
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         """Jobs that match, page by page."""
+        asked = {"queue": query.queue, "task": query.task, "cursor": cursor}
+        for what, text in asked.items():
+            checked_text(what, text or "")
         return await (await self.client()).find(query, cursor=cursor, limit=limit)
 
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         """Cancel jobs, and say of each what that achieved."""
-        return await (await self.client()).cancel(ids)
+        return await (await self.client()).cancel(_checked(ids))
 
     async def rerun(self, ids: Sequence[str]) -> list[bool]:
         """Put ended jobs back to run now; False where a job has not ended or is unknown."""
-        return await (await self.client()).rerun(ids)
+        return await (await self.client()).rerun(_checked(ids))
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
         """Forget ended jobs; False where a job has not ended or is unknown."""
-        return await (await self.client()).delete(ids)
+        return await (await self.client()).delete(_checked(ids))
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""
@@ -459,6 +462,12 @@ class App:
         if due > self._now_ms() + FARTHEST_MS:
             raise BadTime(f"at={at.isoformat()} is more than 10 years away")
         return due
+
+
+def _checked(ids: Sequence[str]) -> Sequence[str]:
+    for id in ids:
+        checked_text("id", id)
+    return ids
 
 
 class SyncApp:

@@ -38,6 +38,7 @@ from tickwheel import (
 )
 from tickwheel.clock import LoopClock
 from tickwheel.job import Settlement
+from tickwheel.store import Query
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.testing import run_virtual
 
@@ -503,7 +504,8 @@ async def test_a_nested_block_does_not_close_the_store_of_a_worker(
         assert await (await task.enqueue(2)).result(timeout=10) == 2
     # Somebody wanted it closed, and the worker was the last to use it.
     assert not is_open(app)
-    assert [record.message for record in caplog.records if record.levelname != "INFO"] == []
+    ours = [record for record in caplog.records if record.name == "tickwheel"]
+    assert [record.message for record in ours if record.levelname != "INFO"] == []
 
 
 async def test_the_last_of_several_tasks_closes_the_store(on_disk: App) -> None:
@@ -608,6 +610,60 @@ def test_a_nested_block_on_another_loop_has_a_store_of_its_own(on_disk: App) -> 
             assert await client.queues() == []
 
     asyncio.run(outer())
+
+
+# --- Text that no store can keep
+
+HALF = "half a character: \ud800"
+
+
+ODD_CALLS: dict[str, Callable[[App, Any], Any]] = {
+    "an id": lambda app, task: task.using(id=HALF).enqueue(""),
+    "a queue": lambda app, task: task.using(queue=HALF).enqueue(""),
+    "an argument": lambda app, task: task.enqueue(HALF),
+    "an argument's key": lambda app, task: task.enqueue({HALF: 1}),
+    "a handle": lambda app, task: app.job(HALF).info(),
+    "cancel": lambda app, task: app.cancel(["known", HALF]),
+    "rerun": lambda app, task: app.rerun([HALF]),
+    "rerun a number": lambda app, task: app.rerun([5]),  # type: ignore[list-item]
+    "delete": lambda app, task: app.delete([HALF]),
+    "pause": lambda app, task: app.pause(HALF),
+    "find by queue": lambda app, task: app.find(Query(queue=HALF)),
+    "find by task": lambda app, task: app.find(Query(task=HALF)),
+    "find from": lambda app, task: app.find(Query(), cursor=HALF),
+    "a schedule": lambda app, task: app.schedules.put(HALF, "echo", every="1h"),
+    "a schedule's argument": lambda app, task: app.schedules.put(
+        "hourly", "echo", every="1h", arguments={"what": HALF}
+    ),
+    "pause a schedule": lambda app, task: app.schedules.pause(HALF),
+    "delete a schedule": lambda app, task: app.schedules.delete(HALF),
+}
+
+
+@pytest.mark.parametrize("what", list(ODD_CALLS))
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_text_that_is_no_unicode_is_refused_at_the_call(
+    on_disk: App, kind: str, what: str
+) -> None:
+    app = on_disk if kind == "sqlite" else App("memory://")
+
+    @app.task
+    async def echo(what: Any) -> None: ...
+
+    async with app:
+        await echo.using(id="known", delay=60).enqueue("")
+        with pytest.raises(UsageError):
+            await ODD_CALLS[what](app, echo)
+        assert [queue.waiting for queue in await app.queues()] == [1]
+        assert await app.schedules.list() == []
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///{}", "nats://{}", "redis://{}", "postgresql://{}/a", "memory://{}", "{}"]
+)
+def test_a_url_that_is_no_unicode_is_refused(url: str) -> None:
+    with pytest.raises(BadConfig):
+        App(url.format("\udcff"))
 
 
 # --- Without an event loop
@@ -767,6 +823,56 @@ def test_a_loop_may_start_while_another_one_starts(app: App) -> None:
         finally:
             thread.join(5)
     assert asyncio.run(waiting(app)) == 3
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_loop_that_was_closed_while_it_waited_does_not_disturb_the_others(
+    kind: str, tmp_path: Path
+) -> None:
+    app = App("memory://" if kind == "memory" else f"sqlite:///{tmp_path}/jobs.db")
+    task = app.task(add)
+    loop = asyncio.new_event_loop()
+    # It would complain of the tasks that we abandon.
+    loop.set_exception_handler(lambda loop, context: None)
+
+    async def begin_to_wait() -> list[asyncio.Task[Any]]:
+        store = (await app.client()).store
+        waits = (
+            store.wait(["default"], now_ms=0, until_ms=60_000),
+            store.asked("worker", now_ms=0, until_ms=60_000),
+        )
+        tasks = [loop.create_task(wait) for wait in waits]
+        await asyncio.sleep(0.05)
+        return tasks
+
+    abandoned = loop.run_until_complete(begin_to_wait())
+    loop.close()
+    assert task.enqueue_sync(1).added
+    assert task.enqueue_sync(2).added
+    assert asyncio.run(waiting(app)) == 2
+    assert not any(each.done() for each in abandoned)
+    app.sync.close()
+
+
+async def test_a_wait_may_be_collected_as_garbage_in_the_middle_of_a_step() -> None:
+    store = MemoryStore()
+    waits = [
+        store.wait(["default"], now_ms=0, until_ms=60_000),
+        store.asked("worker", now_ms=0, until_ms=60_000),
+    ]
+    for wait in waits:
+        wait.send(None)
+    finished = threading.Event()
+
+    def step() -> None:
+        with store._lock:
+            for wait in waits:
+                wait.close()
+        finished.set()
+
+    threading.Thread(target=step, daemon=True).start()
+    assert await asyncio.to_thread(finished.wait, 5)
+    assert not store._waiters
 
 
 # --- The worker in a program
