@@ -7,13 +7,14 @@ knows no way to end one task. See docs/adr/0006.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -74,8 +75,9 @@ class ProcessPool:
         async with self._slots:
             child, answer = await self._begin(function, args, kwargs)
             if answer is None:
-                began()
-                answer = await self._with(child, child.answer)
+                with self._or_killed(child):
+                    began()
+                    answer = await self._in_thread(child.answer)
             self._free.append(child)
         failed, value = answer
         if failed:
@@ -94,7 +96,9 @@ class ProcessPool:
                     # One that was killed while it was idle says nothing about the next.
                     tries += child.fresh
                     try:
-                        return child, await self._with(child, child.begin, function, args, kwargs)
+                        with self._or_killed(child):
+                            answer = await self._in_thread(child.begin, function, args, kwargs)
+                        return child, answer
                     except ChildDied as error:
                         # It has not run anything, so another one may.
                         why = error
@@ -112,13 +116,18 @@ class ProcessPool:
         self._all.add(child)
         return child
 
-    async def _with(self, child: _Child, step: Callable[..., R], *args: Any) -> R:
-        """Wait for the child in a thread. A child that nobody waits for any more is killed."""
-        loop = asyncio.get_running_loop()
+    async def _in_thread(self, step: Callable[..., R], *args: Any) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, step, *args)
+
+    @contextlib.contextmanager
+    def _or_killed(self, child: _Child) -> Iterator[None]:
+        """A child whose answer nobody waits for any more is of no use."""
         try:
-            return await loop.run_in_executor(self._threads, step, *args)
+            yield
         except BaseException:
             self._drop(child)
+            with contextlib.suppress(RuntimeError):  # closed: that has waited for it
+                self._threads.submit(child.gone)
             raise
 
     def _drop(self, child: _Child) -> None:
@@ -202,13 +211,13 @@ class _Child:
         return ChildDied(f"its process died, exit code {self._process.exitcode}")
 
     def kill(self) -> None:
-        """Never waits: whoever waits for an answer sees the end, and buries it."""
+        """Never waits: see `gone`."""
         self._killed = True
         if not self.fresh:
             self._process.kill()
 
     def gone(self) -> bool:
-        """Wait for its end, for a while."""
+        """Wait for its end, for a while, so that no zombie of it is left."""
         for _ in range(round(GONE_S / GLANCE_S)):
             if self.fresh or not self.alive():
                 return True

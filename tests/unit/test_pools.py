@@ -512,6 +512,18 @@ async def test_a_cancel_at_any_moment_frees_the_place_at_once(turns: int, tmp_pa
             await until(lambda: not alive(int(note.read_text())))
 
 
+async def test_a_process_that_is_killed_before_anybody_waits_for_it_leaves_no_zombie() -> None:
+    def began() -> None:
+        raise asyncio.CancelledError
+
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.where)
+        with pytest.raises(asyncio.CancelledError):
+            await pool.run(process_tasks.where, [], {}, began)
+        await until(lambda: not alive(child))
+        assert await ran(pool, process_tasks.where) != child
+
+
 async def test_a_process_task_that_raises_stop_iteration_fails_at_once() -> None:
     async with a_pool() as pool:
         with pytest.raises(RuntimeError, match="the task raised StopIteration"):
