@@ -46,6 +46,7 @@ RACING = "tests/contract/test_racing.py"
 LOOKING = "tests/contract/test_looking.py"
 TRANSFER = "tests/faults/test_transfer.py"
 TRANSACTIONS = "tests/faults/test_transactions.py"
+POOL, POOLS = "pool.py", "tests/unit/test_pools.py -k process"
 
 
 @dataclass(frozen=True)
@@ -586,6 +587,27 @@ FAULTS = [
         "added jobs forget what was tried before", "contract", STEPS,
         "    if any(job.attempt for job in jobs):", "    if False:",
         "tests/contract/test_adding.py",
+    ),
+
+    # --- Child processes
+    Fault(
+        "a process that ends before its task began fails the task", "I5", POOL,
+        "while tries < START_TRIES:", "while tries < 1:", POOLS,
+    ),
+    Fault(
+        "a task's time runs while its process starts", "contract", POOL,
+        "async with self._slots:\n", "async with self._slots:\n            began()\n", POOLS,
+    ),
+    Fault(
+        "idle processes that were killed use up the tries", "I5", POOL,
+        "tries += child.fresh", "tries += 1", POOLS,
+    ),
+
+    # --- The app in a program
+    Fault(
+        "a block that ends closes the store of others", "contract", "app.py",
+        "if client.users or not client.unwanted:", "if not client.unwanted:",
+        "tests/unit/test_api.py",
     ),
 ]  # fmt: skip
 

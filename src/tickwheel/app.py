@@ -26,7 +26,7 @@ from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, make_rule
 from tickwheel.span import FARTHEST_MS, Span, span_ms
-from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, open_store
+from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, checked_text, open_store
 from tickwheel.tasks import (
     MIB,
     Definition,
@@ -51,7 +51,8 @@ class App:
     """Tasks, and the store that keeps their jobs.
 
     The store is opened on first use, once per event loop; `async with app:` opens and closes it
-    explicitly. What is not given comes from the settings: `tickwheel config` shows them.
+    explicitly. Such blocks may be nested, also in `app.worker()`: the last one to end closes. What
+    is not given comes from the settings: `tickwheel config` shows them.
     """
 
     def __init__(
@@ -258,19 +259,22 @@ class App:
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         """Jobs that match, page by page."""
+        asked = {"queue": query.queue, "task": query.task, "cursor": cursor}
+        for what, text in asked.items():
+            checked_text(what, text or "")
         return await (await self.client()).find(query, cursor=cursor, limit=limit)
 
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         """Cancel jobs, and say of each what that achieved."""
-        return await (await self.client()).cancel(ids)
+        return await (await self.client()).cancel(_checked(ids))
 
     async def rerun(self, ids: Sequence[str]) -> list[bool]:
         """Put ended jobs back to run now; False where a job has not ended or is unknown."""
-        return await (await self.client()).rerun(ids)
+        return await (await self.client()).rerun(_checked(ids))
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
         """Forget ended jobs; False where a job has not ended or is unknown."""
-        return await (await self.client()).delete(ids)
+        return await (await self.client()).delete(_checked(ids))
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue with its counts."""
@@ -321,44 +325,74 @@ class App:
             dead_retention_ms=self.dead_retention_ms,
             result_limit=self.payload_limit,
         )
-        client = await self.client()
-        worker = Worker(
-            client.store,
-            self.tasks,
-            client.clock,
-            self._clock,
-            options,
-            schedules=self.declared,
-            guarded=guarded,
-        )
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = group.create_task(worker.run())
-                if self.outbox is not None:
-                    relay = self.outbox.relay(
-                        client.store, client.clock, lambda: not running.done()
-                    )
-                    group.create_task(relay)
-                try:
-                    yield worker
-                finally:
-                    worker.stop()
-        except BaseExceptionGroup as errors:
-            # What one side raised is raised as it is: a block need not know of the group around it.
-            if len(errors.exceptions) == 1:
-                raise errors.exceptions[0] from errors.exceptions[0].__cause__
-            raise
+        async with self._using() as client:
+            await client.ready()
+            worker = Worker(
+                client.store,
+                self.tasks,
+                client.clock,
+                self._clock,
+                options,
+                schedules=self.declared,
+                guarded=guarded,
+            )
+            try:
+                async with asyncio.TaskGroup() as group:
+                    running = group.create_task(worker.run())
+                    if self.outbox is not None:
+                        relay = self.outbox.relay(
+                            client.store, client.clock, lambda: not running.done()
+                        )
+                        group.create_task(relay)
+                    try:
+                        yield worker
+                    finally:
+                        worker.stop()
+            except BaseExceptionGroup as errors:
+                # What one side raised is raised as it is: a block need not know of the group around
+                # it.
+                if len(errors.exceptions) == 1:
+                    raise errors.exceptions[0] from errors.exceptions[0].__cause__
+                raise
 
     # --- Life
 
     async def __aenter__(self) -> Self:
-        await self.client()
+        client = self._client()
+        client.users += 1
+        try:
+            await client.ready()
+        except BaseException:
+            await self._leave(client)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        client = self._clients.pop(asyncio.get_running_loop(), None)
+        client = self._clients.get(asyncio.get_running_loop())
         if client is not None:
-            await client.close()
+            client.unwanted = True
+            await self._leave(client)
+
+    @asynccontextmanager
+    async def _using(self) -> AsyncIterator[Client]:
+        """The client of the running event loop; nobody closes it before the block ends."""
+        client = self._client()
+        client.users += 1
+        try:
+            yield client
+        finally:
+            await self._leave(client)
+
+    async def _leave(self, client: Client) -> None:
+        """The last user closes it, if anybody asked for that."""
+        client.users = max(client.users - 1, 0)
+        if client.users or not client.unwanted:
+            return
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._clients.get(loop) is client:
+                del self._clients[loop]
+        await client.close()
 
     async def client(self) -> Client:
         """The client of the running event loop, open: everything that can be asked of the store."""
@@ -382,7 +416,13 @@ class App:
     def _run_sync(self, work: Coroutine[Any, Any, R]) -> R:
         if self._pid != os.getpid():
             self._start_anew()
-        return self._bridge.call(work)
+
+        async def undisturbed() -> R:
+            # Another thread may close the app meanwhile.
+            async with self._using():
+                return await work
+
+        return self._bridge.call(undisturbed())
 
     def _start_anew(self) -> None:
         """Connections, threads and locks don't survive a fork."""
@@ -424,6 +464,12 @@ class App:
         return due
 
 
+def _checked(ids: Sequence[str]) -> Sequence[str]:
+    for id in ids:
+        checked_text("id", id)
+    return ids
+
+
 class SyncApp:
     """The app for callers without an event loop; `app.sync`. Each call waits for its answer."""
 
@@ -461,8 +507,12 @@ class SyncApp:
         self._call(self._app.resume(queue))
 
     def close(self) -> None:
-        """Close the store that the calls above opened. It opens again when needed."""
-        self._call(self._app.__aexit__())
+        """Close the store that the calls above opened, once those of other threads have ended. It
+        opens again when needed."""
+        self._call(self._unwanted())
+
+    async def _unwanted(self) -> None:
+        self._app._client().unwanted = True
 
     def _call(self, work: Coroutine[Any, Any, R]) -> R:
         return self._app._run_sync(work)

@@ -19,14 +19,17 @@ from tickwheel.clock import StoreClock
 from tickwheel.errors import BadArguments, GiveUp, Retry, Snooze
 from tickwheel.hand import Held, Stop
 from tickwheel.job import Job, Settlement, dead, done, release
-from tickwheel.pool import ProcessPool
-from tickwheel.retry import decide
+from tickwheel.pool import NotStarted, ProcessPool
+from tickwheel.retry import decide, describe
 from tickwheel.span import span_text
 from tickwheel.tasks import Definition, Pool, encode_result
 
 T = TypeVar("T")
 
 log = logging.getLogger("tickwheel")
+
+# Where no child process can be started, this much later may be better.
+NOT_STARTED_MS = 10_000
 
 _current: contextvars.ContextVar[Held] = contextvars.ContextVar("tickwheel_job")
 
@@ -138,6 +141,8 @@ class Runner:
             # Somebody wants to end the program, and hit a task of ours.
             asyncio.get_running_loop().call_soon(_interrupt, error)
             return self._released(held)
+        if isinstance(error, NotStarted):
+            return self._not_started(held, error)
         return self._decided(held, definition, error)
 
     async def _call(
@@ -180,6 +185,14 @@ class Runner:
 
     def _released(self, held: Held) -> Settlement:
         return release(held.job, started_ms=held.started_ms, ended_ms=self._clock.now_ms())
+
+    def _not_started(self, held: Held, error: NotStarted) -> Settlement:
+        """The machine's trouble, not the job's: it is tried again a little later, here or
+        elsewhere."""
+        log.error("job %s (%s): %s", held.job.id, held.job.task, error)
+        now_ms = self._clock.now_ms()
+        due_ms = max(held.job.due_ms, now_ms + NOT_STARTED_MS)
+        return release(held.job, ended_ms=now_ms, due_ms=due_ms, error=describe(error))
 
     def _decided(self, held: Held, definition: Definition, error: BaseException) -> Settlement:
         started_ms, ended_ms = held.started_ms, self._clock.now_ms()

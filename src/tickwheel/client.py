@@ -83,6 +83,9 @@ class Client:
         self._adding: Batcher[Job, bool] = Batcher(store.add, lanes=store.lanes)
         self._opening = asyncio.Lock()
         self._open = False
+        # Who must not find it closed, and whether somebody wants it closed after them.
+        self.users = 0
+        self.unwanted = False
 
     async def open(self) -> None:
         async with self._opening:
@@ -92,9 +95,11 @@ class Client:
                 self._open = True
 
     async def close(self) -> None:
-        await self._adding.drained()
-        self._open = False
-        await self.store.close()
+        try:
+            await self._adding.drained()
+        finally:
+            self._open = False
+            await self.store.close()
 
     async def ready(self) -> None:
         """Open if need be, with a fresh idea of the store's clock."""

@@ -126,7 +126,12 @@ def _of_file(file: str, table: object) -> Iterator[tuple[str, str, object]]:
 def _checked(source: str, name: str, value: object) -> Any:
     where = f"{source}: {name}" if source.endswith(".toml") else source
     try:
+        if isinstance(value, str):
+            value.encode()
         return _CHECKS.get(name, _text)(value)
+    except UnicodeEncodeError:
+        # Not shown: a URL may hold a password.
+        raise BadConfig(f"{where}: the value is not valid UTF-8") from None
     except UsageError as error:
         raise BadConfig(f"{where}: {error}") from None
 

@@ -102,7 +102,7 @@ def describe(error: BaseException) -> str:
     """One line that names the exception, bounded in length, which any store can keep."""
     try:
         words = " ".join(str(error)[:ERROR_LIMIT].split())
-    except Exception:
+    except BaseException:
         words = "(its message can't be read)"
     words = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
     if isinstance(error, (GiveUp, Retry)) and words:

@@ -12,6 +12,7 @@ import msgspec
 from tickwheel.errors import BadSchedule, UsageError
 from tickwheel.schedule import Misfire, Overlap, Rule, Schedule, job_of, next_tick, ticks_of
 from tickwheel.span import Span, due_ms, moment, span_ms
+from tickwheel.store import checked_text
 from tickwheel.tasks import Definition, checked_name
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Schedules:
 
     async def delete(self, name: str) -> bool:
         """Forget a schedule; False where there was none. One of the code comes back at a start."""
+        checked_text("name", name)
         return await (await self._client()).store.delete_schedule(name)
 
     async def run(self, name: str) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tickwheel.clock import Clock, SystemClock
-from tickwheel.errors import BadConfig
+from tickwheel.errors import BadArguments, BadConfig
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.throttle import Rate
@@ -269,8 +269,23 @@ _KINDS = {
 }
 
 
+def checked_text(what: str, text: str) -> str:
+    """Text that every store can keep. Bytes that are not UTF-8 reach Python as lone surrogates."""
+    if not isinstance(text, str):
+        raise BadArguments(f"{what}={text!r}: give a str")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadArguments(f"{what}={text!r} has a lone surrogate, which no store keeps") from None
+    return text
+
+
 def open_store(url: str, *, clock: Clock | None = None) -> Store:
     """A store for this URL, not yet open. Its driver is imported here and only if needed."""
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        raise BadConfig("the store's URL is not valid UTF-8; write other bytes as %XX") from None
     scheme = urlsplit(url).scheme if "://" in url else ""
     if scheme not in _KINDS:
         # Only the scheme: the rest of a URL may hold a password.

@@ -128,6 +128,7 @@ class Worker:
         self._timer_at_s = 0.0
         self._task: asyncio.Task[Any] | None = None
         self._stopping = asyncio.Event()
+        self._gone = False
         # Set when a slot or a place in hand has become free.
         self._moved = asyncio.Event()
         # Set while due jobs find no slot.
@@ -190,6 +191,7 @@ class Worker:
     def _let_go(self) -> None:
         """Whatever ended the worker, leave no timer, run or thread of it behind."""
         self._stopping.set()
+        self._gone = True
         self._clock.on_step.remove(self._clock_was_set)
         if self._timer is not None:
             self._timer.cancel()
@@ -558,7 +560,7 @@ class Worker:
         )
 
     def _settled(self, held: Held, settlement: Settlement, answer: asyncio.Future[bool]) -> None:
-        if answer.cancelled() and held.settling and self._hand.get(held.job.id) is held:
+        if answer.cancelled() and held.settling and not self._gone:
             # Everything on the loop was cancelled, and the one who writes with it: once more.
             held.settling = False
             self._settling.submit(settlement).add_done_callback(

@@ -251,6 +251,55 @@ def test_wrong_usage_is_one_line(cli: Cli, argv: tuple[str, ...], words: str) ->
     assert words in one_error(said)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("jobs", "show", "{}"),
+        ("jobs", "cancel", "good", "{}"),
+        ("jobs", "rerun", "{}"),
+        ("jobs", "--queue", "{}"),
+        ("jobs", "--task", "{}"),
+        ("jobs", "--cursor", "{}"),
+        ("jobs", "--store", "sqlite:///{}.db"),
+        ("jobs", "--app", "{}"),
+        ("dead", "rerun", "{}"),
+        ("dead", "delete", "{}"),
+        ("queues", "pause", "{}"),
+        ("schedules", "pause", "{}"),
+        ("schedules", "next", "{}"),
+        ("explain", "{}"),
+        ("worker", "{}"),
+        ("dev", "{}"),
+        ("migrate-jobs", "sqlite:///jobs.db", "sqlite:///{}"),
+        ("{}",),
+    ],
+)
+def test_words_that_are_not_utf_8_are_wrong_usage(
+    cli: Cli, ids: dict[str, str], argv: tuple[str, ...]
+) -> None:
+    # As Python reads bytes of another encoding on a command line.
+    said = cli(*(each.format("caf\udce9") for each in argv))
+    assert said.code == 2
+    assert r"caf\udce9" in one_error(said) and "is not valid UTF-8" in one_error(said)
+
+
+def test_bytes_on_a_real_command_line_are_wrong_usage(tmp_path: Path) -> None:
+    command: list[str | bytes] = [sys.executable, "-m", "tickwheel", "jobs", "show", b"caf\xe9"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: ") and len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["store", "app", "queues", "lease", "log_level"])
+def test_a_setting_that_is_not_utf_8_is_wrong_usage(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"TICKWHEEL_{name.upper()}", "caf\udce9")
+    said = cli("config")
+    assert said.code == 2
+    assert f"TICKWHEEL_{name.upper()}: the value is not valid UTF-8" in one_error(said)
+
+
 def test_a_failing_store_has_its_own_code(
     cli: Cli, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

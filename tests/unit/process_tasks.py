@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -73,12 +77,89 @@ ERRORS: dict[str, Exception] = {
 }
 
 
+class Panic(BaseException):
+    """As a panic of Rust code arrives."""
+
+
+class Evil(Exception):
+    """Nothing about it can be had."""
+
+    def __str__(self) -> str:
+        raise Panic("no words")
+
+    def __reduce__(self) -> Any:
+        raise Panic("no pickling")
+
+
+# What must end neither the child nor its worker.
+ESCAPES: dict[str, BaseException] = {
+    "SystemExit: 3": SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "GeneratorExit": GeneratorExit(),
+    "CancelledError": asyncio.CancelledError(),
+    "Panic: at the disco": Panic("at the disco"),
+    "StopIteration": StopIteration(),
+    "Evil: (its message can't be read)": Evil(),
+}
+
+
 def fail(how: str) -> None:
     raise ERRORS[how]
 
 
+def escape(how: str) -> None:
+    raise ESCAPES[how]
+
+
 def unpicklable_result() -> Any:
     return threading.Lock()
+
+
+def evil_result() -> Any:
+    return Evil()
+
+
+def leave_with_a_process_behind(path: str, how: str) -> None:
+    """End in the middle of a task; a process that was started before lives on."""
+    if how == "program":
+        pid = subprocess.Popen(["sleep", "60"], close_fds=False).pid
+    else:
+        # The C library's own fork runs none of Python's hooks.
+        pid = os.fork() if how == "fork" else ctypes.CDLL(None).fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    Path(path).write_text(str(pid))
+    os._exit(4)
+
+
+def return_twice() -> int:
+    """The classic slip with fork: both processes return."""
+    os.fork()
+    return os.getpid()
+
+
+SIGNALS = """
+import signal
+for each in (signal.SIGINT, signal.SIGTERM):
+    print(signal.getsignal(each) == signal.SIG_IGN)
+"""
+
+
+def signals_ignored_by_programs() -> list[str]:
+    return subprocess.check_output([sys.executable, "-c", SIGNALS], text=True).split()
+
+
+def survive_signals() -> int:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), each)
+    return os.getpid()
+
+
+def in_more_processes(numbers: list[int], method: str) -> list[int]:
+    # Leaving the pool ends its processes by SIGTERM.
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        return pool.map(abs, numbers)
 
 
 def stop_iteration() -> object:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tickwheel import (
     ResultTimeout,
     State,
     StoreError,
+    StoreUnavailable,
     TickwheelError,
     UnknownTask,
     UsageError,
@@ -36,6 +38,7 @@ from tickwheel import (
 )
 from tickwheel.clock import LoopClock
 from tickwheel.job import Settlement
+from tickwheel.store import Query
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.testing import run_virtual
 
@@ -469,7 +472,221 @@ async def test_a_closed_app_opens_again_when_it_is_used(app: App) -> None:
     assert await waiting(app) == 2
 
 
+@pytest.fixture
+def on_disk(tmp_path: Path) -> App:
+    """An app whose store answers nothing once it is closed."""
+    return App(f"sqlite:///{tmp_path}/jobs.db")
+
+
+def is_open(app: App) -> bool:
+    """Whether the running loop still has a client; a call would open another one."""
+    return asyncio.get_running_loop() in app._clients
+
+
+async def test_a_nested_block_does_not_close_the_store_of_the_one_around_it(on_disk: App) -> None:
+    app, task = on_disk, on_disk.task(add)
+    async with app:
+        client = await app.client()
+        async with app:
+            await task.enqueue(1)
+        assert await app.client() is client
+        assert sum(queue.waiting for queue in await client.queues()) == 1
+    assert not is_open(app)
+
+
+async def test_a_nested_block_does_not_close_the_store_of_a_worker(
+    on_disk: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, task = on_disk, on_disk.task(add)
+    async with app.worker():
+        async with app:
+            assert await (await task.enqueue(1)).result(timeout=10) == 1
+        assert await (await task.enqueue(2)).result(timeout=10) == 2
+    # Somebody wanted it closed, and the worker was the last to use it.
+    assert not is_open(app)
+    ours = [record for record in caplog.records if record.name == "tickwheel"]
+    assert [record.message for record in ours if record.levelname != "INFO"] == []
+
+
+async def test_the_last_of_several_tasks_closes_the_store(on_disk: App) -> None:
+    app, task = on_disk, on_disk.task(add)
+    first_left = asyncio.Event()
+
+    async def short() -> None:
+        async with app:
+            await task.enqueue(1)
+        first_left.set()
+
+    async def long() -> None:
+        async with app:
+            client = await app.client()
+            await first_left.wait()
+            assert await client.queues() != []
+            await task.enqueue(2)
+            assert await app.client() is client
+
+    await asyncio.gather(long(), short())
+    assert not is_open(app)
+    assert await waiting(app) == 2
+    async with app:
+        pass
+    assert not is_open(app)
+
+
+async def test_a_block_closes_what_was_opened_before_it_on_first_use(on_disk: App) -> None:
+    await on_disk.queues()
+    async with on_disk:
+        assert is_open(on_disk)
+    assert not is_open(on_disk)
+
+
+async def test_a_worker_leaves_open_what_nobody_wants_closed(on_disk: App) -> None:
+    async with on_disk.worker():
+        client = await on_disk.client()
+    assert await on_disk.client() is client
+    assert await client.queues() == []
+    async with on_disk:
+        pass
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_a_block_that_could_not_open_the_store_does_not_count(
+    on_disk: App, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    error = StoreUnavailable("not now") if how == "fails" else asyncio.CancelledError()
+
+    async def fail() -> None:
+        raise error
+
+    client = on_disk._client()
+    with monkeypatch.context() as broken:
+        broken.setattr(client.store, "open", fail)
+        with pytest.raises(type(error)):
+            async with on_disk:
+                pass
+        with pytest.raises(type(error)):
+            async with on_disk.worker():
+                pass
+    async with on_disk:
+        assert await client.queues() == []
+    assert not is_open(on_disk)
+
+
+async def test_a_block_that_is_cancelled_while_it_closes_closes_all_the_same(on_disk: App) -> None:
+    entered, closed = asyncio.Event(), asyncio.Event()
+    client = on_disk._client()
+    own_close = client.store.close
+
+    async def drained() -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    async def close() -> None:
+        await own_close()
+        closed.set()
+
+    async def block() -> None:
+        async with on_disk:
+            client._adding.drained = drained  # type: ignore[method-assign]
+            client.store.close = close  # type: ignore[method-assign]
+
+    task = asyncio.create_task(block())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed.is_set() and not is_open(on_disk)
+
+
+def test_a_nested_block_on_another_loop_has_a_store_of_its_own(on_disk: App) -> None:
+    async def block() -> None:
+        async with on_disk:
+            await on_disk.queues()
+
+    async def outer() -> None:
+        async with on_disk:
+            client = await on_disk.client()
+            await asyncio.to_thread(asyncio.run, block())
+            assert await client.queues() == []
+
+    asyncio.run(outer())
+
+
+# --- Text that no store can keep
+
+HALF = "half a character: \ud800"
+
+
+ODD_CALLS: dict[str, Callable[[App, Any], Any]] = {
+    "an id": lambda app, task: task.using(id=HALF).enqueue(""),
+    "a queue": lambda app, task: task.using(queue=HALF).enqueue(""),
+    "an argument": lambda app, task: task.enqueue(HALF),
+    "an argument's key": lambda app, task: task.enqueue({HALF: 1}),
+    "a handle": lambda app, task: app.job(HALF).info(),
+    "cancel": lambda app, task: app.cancel(["known", HALF]),
+    "rerun": lambda app, task: app.rerun([HALF]),
+    "rerun a number": lambda app, task: app.rerun([5]),  # type: ignore[list-item]
+    "delete": lambda app, task: app.delete([HALF]),
+    "pause": lambda app, task: app.pause(HALF),
+    "find by queue": lambda app, task: app.find(Query(queue=HALF)),
+    "find by task": lambda app, task: app.find(Query(task=HALF)),
+    "find from": lambda app, task: app.find(Query(), cursor=HALF),
+    "a schedule": lambda app, task: app.schedules.put(HALF, "echo", every="1h"),
+    "a schedule's argument": lambda app, task: app.schedules.put(
+        "hourly", "echo", every="1h", arguments={"what": HALF}
+    ),
+    "pause a schedule": lambda app, task: app.schedules.pause(HALF),
+    "delete a schedule": lambda app, task: app.schedules.delete(HALF),
+}
+
+
+@pytest.mark.parametrize("what", list(ODD_CALLS))
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_text_that_is_no_unicode_is_refused_at_the_call(
+    on_disk: App, kind: str, what: str
+) -> None:
+    app = on_disk if kind == "sqlite" else App("memory://")
+
+    @app.task
+    async def echo(what: Any) -> None: ...
+
+    async with app:
+        await echo.using(id="known", delay=60).enqueue("")
+        with pytest.raises(UsageError):
+            await ODD_CALLS[what](app, echo)
+        assert [queue.waiting for queue in await app.queues()] == [1]
+        assert await app.schedules.list() == []
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///{}", "nats://{}", "redis://{}", "postgresql://{}/a", "memory://{}", "{}"]
+)
+def test_a_url_that_is_no_unicode_is_refused(url: str) -> None:
+    with pytest.raises(BadConfig):
+        App(url.format("\udcff"))
+
+
 # --- Without an event loop
+
+
+def test_closing_does_not_disturb_the_calls_of_other_threads(on_disk: App) -> None:
+    job = on_disk.task(add).using(delay=60).enqueue_sync(1)
+    with ThreadPoolExecutor(2) as pool:
+        waits = pool.submit(on_disk.sync.result, job, timeout=0.5)
+        while not waits.done():
+            on_disk.sync.close()
+        with pytest.raises(ResultTimeout):
+            waits.result()
+    on_disk.sync.close()
+    assert list(on_disk._clients) == []
+
+
+async def test_closing_the_calls_without_await_leaves_the_loop_alone(on_disk: App) -> None:
+    async with on_disk:
+        client = await on_disk.client()
+        await asyncio.to_thread(on_disk.sync.queues)
+        await asyncio.to_thread(on_disk.sync.close)
+        assert await client.queues() == []
 
 
 def test_every_call_has_a_form_without_await(app: App) -> None:
@@ -606,6 +823,56 @@ def test_a_loop_may_start_while_another_one_starts(app: App) -> None:
         finally:
             thread.join(5)
     assert asyncio.run(waiting(app)) == 3
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_loop_that_was_closed_while_it_waited_does_not_disturb_the_others(
+    kind: str, tmp_path: Path
+) -> None:
+    app = App("memory://" if kind == "memory" else f"sqlite:///{tmp_path}/jobs.db")
+    task = app.task(add)
+    loop = asyncio.new_event_loop()
+    # It would complain of the tasks that we abandon.
+    loop.set_exception_handler(lambda loop, context: None)
+
+    async def begin_to_wait() -> list[asyncio.Task[Any]]:
+        store = (await app.client()).store
+        waits = (
+            store.wait(["default"], now_ms=0, until_ms=60_000),
+            store.asked("worker", now_ms=0, until_ms=60_000),
+        )
+        tasks = [loop.create_task(wait) for wait in waits]
+        await asyncio.sleep(0.05)
+        return tasks
+
+    abandoned = loop.run_until_complete(begin_to_wait())
+    loop.close()
+    assert task.enqueue_sync(1).added
+    assert task.enqueue_sync(2).added
+    assert asyncio.run(waiting(app)) == 2
+    assert not any(each.done() for each in abandoned)
+    app.sync.close()
+
+
+async def test_a_wait_may_be_collected_as_garbage_in_the_middle_of_a_step() -> None:
+    store = MemoryStore()
+    waits = [
+        store.wait(["default"], now_ms=0, until_ms=60_000),
+        store.asked("worker", now_ms=0, until_ms=60_000),
+    ]
+    for wait in waits:
+        wait.send(None)
+    finished = threading.Event()
+
+    def step() -> None:
+        with store._lock:
+            for wait in waits:
+                wait.close()
+        finished.set()
+
+    threading.Thread(target=step, daemon=True).start()
+    assert await asyncio.to_thread(finished.wait, 5)
+    assert not store._waiters
 
 
 # --- The worker in a program

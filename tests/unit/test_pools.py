@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import signal
 import sys
 import threading
 import time
@@ -14,6 +16,7 @@ from typing import Any
 
 import process_tasks
 import pytest
+import unruly
 
 from tickwheel import (
     App,
@@ -26,8 +29,9 @@ from tickwheel import (
     Task,
     current_job,
 )
+from tickwheel import pool as pools
 from tickwheel.clock import StoreClock, SystemClock
-from tickwheel.pool import ProcessPool
+from tickwheel.pool import ChildDied, NotStarted, ProcessPool
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.worker import Worker, WorkerOptions
 
@@ -260,9 +264,7 @@ async def test_a_timeout_kills_exactly_that_process_and_the_next_job_runs(
     assert (await bystander.info()).attempts == 1
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [("sys.exit", 3), ("os._exit", 4), ("SIGSEGV", -11), ("SIGKILL", -9)]
-)
+@pytest.mark.parametrize(("how", "code"), [("os._exit", 4), ("SIGSEGV", -11), ("SIGKILL", -9)])
 async def test_a_task_that_ends_its_process_fails_with_the_reason_and_the_next_runs(
     app: App, store: MemoryStore, how: str, code: int
 ) -> None:
@@ -333,16 +335,196 @@ async def test_waiting_for_a_process_does_not_use_up_the_time_of_a_job(
             await job.result(timeout=PATIENCE_S)
 
 
-async def test_a_process_task_that_raises_stop_iteration_fails_at_once() -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-    pool = ProcessPool(1)
-    run = asyncio.create_task(pool.run(process_tasks.stop_iteration, [], {}, lambda: None))
+@asynccontextmanager
+async def a_pool(size: int = 1) -> AsyncIterator[ProcessPool]:
+    pool = ProcessPool(size)
     try:
-        await asyncio.wait([run], timeout=2)
-        assert run.done() and "StopIteration" in str(run.exception())
+        async with asyncio.timeout(PATIENCE_S):
+            yield pool
     finally:
-        while not run.done():
-            # More than once: the first only makes it wait for the child's end.
-            run.cancel()
-            await asyncio.sleep(0.01)
         pool.close()
+
+
+async def ran(pool: ProcessPool, function: Callable[..., Any], *args: Any) -> Any:
+    return await pool.run(function, list(args), {}, lambda: None)
+
+
+@pytest.mark.parametrize("how", list(process_tasks.ESCAPES))
+async def test_nothing_that_a_process_task_raises_ends_its_process(how: str) -> None:
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.where)
+        with pytest.raises(RuntimeError, match=f"{re.escape(how)}$"):
+            await ran(pool, process_tasks.escape, how)
+        assert await ran(pool, process_tasks.where) == child
+
+
+async def test_a_result_whose_pickling_panics_is_a_failure_of_its_task_alone() -> None:
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.where)
+        with pytest.raises(RuntimeError, match="can't leave its process: Panic: no pickling"):
+            await ran(pool, process_tasks.evil_result)
+        assert await ran(pool, process_tasks.where) == child
+
+
+async def test_an_argument_that_cannot_be_pickled_is_a_failure_of_its_task_alone() -> None:
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.where)
+        with pytest.raises(RuntimeError, match="the arguments can't reach its process: Panic"):
+            await ran(pool, process_tasks.note_and_sleep, process_tasks.Evil(), 0)
+        assert await ran(pool, process_tasks.where) == child
+
+
+async def test_an_idle_process_that_was_killed_costs_the_next_job_nothing(
+    app: App, store: MemoryStore
+) -> None:
+    where = app.task(pool="process", retries=0)(process_tasks.where)
+    async with working(app, store, processes=1):
+        idle = await (await where.enqueue()).result(timeout=PATIENCE_S)
+        os.kill(idle, signal.SIGKILL)
+        assert await (await where.enqueue()).result(timeout=PATIENCE_S) != idle
+
+
+async def test_more_idle_processes_may_be_killed_than_starts_are_tried() -> None:
+    async with a_pool(pools.START_TRIES + 1) as pool:
+        sleeps = [ran(pool, process_tasks.note_and_sleep, os.devnull, 1) for _ in range(4)]
+        idle = await asyncio.gather(*sleeps)
+        assert len(set(idle)) == pools.START_TRIES + 1
+        for pid in idle:
+            os.kill(pid, signal.SIGKILL)
+        assert await ran(pool, process_tasks.where) not in idle
+
+
+async def test_a_process_that_ends_before_the_task_began_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("UNRULY", f"dies-once {tmp_path / 'died'}")
+    began: list[int] = []
+    async with a_pool() as pool:
+        assert await pool.run(unruly.where, [], {}, lambda: began.append(1)) != os.getpid()
+    assert (began, (tmp_path / "died").exists()) == ([1], True)
+
+
+async def test_where_no_process_can_start_the_error_says_so_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UNRULY", "dies")
+    began: list[int] = []
+    async with a_pool() as pool:
+        with pytest.raises(NotStarted, match=r"did not run, 3 processes ended .* exit code 7"):
+            await pool.run(unruly.where, [], {}, lambda: began.append(1))
+        assert await ran(pool, process_tasks.where) != os.getpid()
+    assert began == []
+
+
+async def test_an_import_that_hangs_does_not_hold_its_place_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UNRULY", "hangs")
+    async with a_pool() as pool:
+        hung = await ran(pool, process_tasks.where)
+        monkeypatch.setattr(pools, "START_S", 0.5)
+        with pytest.raises(NotStarted, match=r"within 0.5 s, .* does the import of unruly hang"):
+            await ran(pool, unruly.where)
+        monkeypatch.undo()
+        assert await ran(pool, process_tasks.where) != hung
+        await until(lambda: not alive(hung))
+
+
+async def test_an_import_that_raises_is_a_failure_of_its_task_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UNRULY", "raises")
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.where)
+        with pytest.raises(RuntimeError, match="the task raised KeyboardInterrupt"):
+            await ran(pool, unruly.where)
+        assert await ran(pool, process_tasks.where) == child
+
+
+async def test_starting_a_process_does_not_use_up_the_time_of_a_job(
+    app: App, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNRULY", "slow")
+    where = app.task(pool="process", timeout="900ms", retries=0)(unruly.where)
+    async with working(app, store, processes=1):
+        assert await (await where.enqueue()).result(timeout=PATIENCE_S) != os.getpid()
+
+
+@pytest.mark.parametrize("how", ["program", "fork", "fork without hooks"])
+async def test_a_process_that_a_dead_task_left_behind_does_not_hold_its_place(
+    tmp_path: Path, how: str
+) -> None:
+    note = tmp_path / "pid"
+    async with a_pool() as pool:
+        try:
+            async with asyncio.timeout(10):
+                with pytest.raises(ChildDied, match="exit code 4"):
+                    await ran(pool, process_tasks.leave_with_a_process_behind, str(note), how)
+                assert await ran(pool, process_tasks.where) != os.getpid()
+            assert alive(int(note.read_text()))
+        finally:
+            os.kill(int(note.read_text()), signal.SIGKILL)
+
+
+async def test_a_forked_process_that_returns_cannot_speak_for_the_task() -> None:
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.where)
+        assert [await ran(pool, process_tasks.return_twice) for _ in range(3)] == [child] * 3
+        assert await ran(pool, process_tasks.where) == child
+
+
+async def test_programs_that_a_task_starts_inherit_no_ignored_signals() -> None:
+    async with a_pool() as pool:
+        ignored = await ran(pool, process_tasks.signals_ignored_by_programs)
+        assert ignored == ["False", "False"]
+
+
+async def test_signals_to_the_group_end_no_process_task() -> None:
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.survive_signals)
+        assert await ran(pool, process_tasks.where) == child
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+async def test_a_process_task_may_use_multiprocessing(method: str) -> None:
+    async with a_pool() as pool:
+        answer = await ran(pool, process_tasks.in_more_processes, [-1, 2, -3], method)
+        assert answer == [1, 2, 3]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 50])
+async def test_a_cancel_at_any_moment_frees_the_place_at_once(turns: int, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    async with a_pool() as pool:
+        run = asyncio.create_task(ran(pool, process_tasks.note_and_sleep, str(note), 60))
+        for _ in range(turns):
+            await asyncio.sleep(0.01 if turns == 50 else 0)
+        if turns == 50:
+            await until(note.exists)
+        run.cancel()
+        # The cancel waits for nothing: not for the end of the process, not for a thread.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert run.cancelled()
+        assert await ran(pool, process_tasks.where) != os.getpid()
+        if note.exists():
+            await until(lambda: not alive(int(note.read_text())))
+
+
+async def test_a_process_that_is_killed_before_anybody_waits_for_it_leaves_no_zombie() -> None:
+    def began() -> None:
+        raise asyncio.CancelledError
+
+    async with a_pool() as pool:
+        child = await ran(pool, process_tasks.where)
+        with pytest.raises(asyncio.CancelledError):
+            await pool.run(process_tasks.where, [], {}, began)
+        await until(lambda: not alive(child))
+        assert await ran(pool, process_tasks.where) != child
+
+
+async def test_a_process_task_that_raises_stop_iteration_fails_at_once() -> None:
+    async with a_pool() as pool:
+        with pytest.raises(RuntimeError, match="the task raised StopIteration"):
+            await ran(pool, process_tasks.stop_iteration)

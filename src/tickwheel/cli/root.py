@@ -7,6 +7,7 @@ and asyncio to the functions that use them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -71,6 +72,10 @@ def tree(context: click.Context) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code. What a user got wrong is one line on stderr."""
+    argv = sys.argv[1:] if argv is None else argv
+    if (word := next((each for each in argv if not _is_text(each)), None)) is not None:
+        complain(f"{word!r} is not valid UTF-8; give ids, names and URLs in UTF-8")
+        return USAGE
     try:
         # Its own mode prints several lines and exits by itself; that is for us to decide.
         code = tree.main(argv, prog_name="tickwheel", standalone_mode=False)
@@ -87,6 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(str(cause))
         return _code(cause)
     return code if isinstance(code, int) else OK
+
+
+def _is_text(word: str) -> bool:
+    """Whether it was UTF-8: other bytes arrive here as lone surrogates, which no store can keep."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _code(error: TickwheelError) -> int:

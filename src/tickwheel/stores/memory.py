@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -38,7 +38,9 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         # The clock as it was last looked at: see `wall_ns`.
         self._seen_ns: int | None = None
-        self._lock = threading.Lock()
+        # One that a thread may take twice: a wait whose loop was closed under it ends as garbage,
+        # whenever that is collected.
+        self._lock = threading.RLock()
         self._jobs: dict[str, Job] = {}
         # When each job next matters: its due time while waiting, its lease's end while running.
         self._due: TimingWheel[str] = TimingWheel()
@@ -53,7 +55,7 @@ class MemoryStore:
         self._schedules: dict[str, Schedule] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._buckets: dict[str, int] = {}
-        self._waiters: set[Callable[[], object]] = set()
+        self._waiters: set[_Waiter] = set()
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> MemoryStore:
@@ -266,12 +268,12 @@ class MemoryStore:
         waiter = _Waiter()
         with self._lock:
             next_ms = self._next_ms(queues, now_ms)
-            self._waiters.add(waiter.wake)
+            self._waiters.add(waiter)
         try:
             await waiter.until((until_ms if next_ms is None else min(next_ms, until_ms)) - now_ms)
         finally:
             with self._lock:
-                self._waiters.discard(waiter.wake)
+                self._waiters.discard(waiter)
 
     def _next_ms(self, queues: Sequence[str], now_ms: int) -> int | None:
         self._collect(now_ms)
@@ -291,14 +293,14 @@ class MemoryStore:
         with self._lock:
             if ids := self._asked_of(worker):
                 return ids
-            self._waiters.add(waiter.wake)
+            self._waiters.add(waiter)
         try:
             await waiter.until(until_ms - now_ms)
         finally:
             with self._lock:
-                self._waiters.discard(waiter.wake)
-                ids = self._asked_of(worker)
-        return ids
+                self._waiters.discard(waiter)
+        with self._lock:
+            return self._asked_of(worker)
 
     def _asked_of(self, worker: str) -> list[str]:
         return [
@@ -308,8 +310,9 @@ class MemoryStore:
         ]
 
     def _wake(self) -> None:
-        for wake in self._waiters:
-            wake()
+        for waiter in list(self._waiters):
+            if not waiter.wake():
+                self._waiters.discard(waiter)
 
     # --- Schedules
 
@@ -420,8 +423,13 @@ class _Waiter:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
 
-    def wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._news.set)
+    def wake(self) -> bool:
+        """False where nobody waits any more: the loop was closed under it."""
+        try:
+            self._loop.call_soon_threadsafe(self._news.set)
+        except RuntimeError:
+            return False
+        return True
 
     async def until(self, ms: int) -> None:
         try:
