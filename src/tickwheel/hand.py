@@ -38,6 +38,7 @@ class Held:
     """One job in hand."""
 
     __slots__ = (
+        "declined",
         "definition",
         "interrupted",
         "job",
@@ -63,6 +64,8 @@ class Held:
         self.interrupted = False
         # Its outcome is on its way to the store.
         self.settling = False
+        # It was handed back a moment ago, and nobody else took it.
+        self.declined = False
         # It may be what kills its workers; and since when that is being found out.
         self.suspect = job.takeovers > 0 and suspect(job)
         self.trial_ms: int | None = None

@@ -357,9 +357,10 @@ def remember(history: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
     return (*history, run)[-HISTORY_LIMIT:]
 
 
-def handed_back(job: Job) -> bool:
-    """Whether its last holder gave it back without having started it."""
-    return bool(job.history) and _unstarted(job.history[-1])
+def handed_back(job: Job, *, by: str, since_ms: int) -> bool:
+    """Whether this worker gave the job back unstarted since then, and nobody else had it since."""
+    last = job.history[-1] if job.history else None
+    return last is not None and _unstarted(last) and last.worker == by and last.ended_ms > since_ms
 
 
 def _unstarted(run: Run) -> bool:

@@ -302,7 +302,10 @@ class Worker:
             log.warning("job %s (%s): its lease ran out, it was claimed again", job.id, job.task)
             before.job = job
             return
-        self._hand.take(Held(job, self._tasks.find(job.task)))
+        held = Held(job, self._tasks.find(job.task))
+        since_ms = self._clock.now_ms() - PATIENCE_MS
+        held.declined = handed_back(job, by=self.name, since_ms=since_ms)
+        self._hand.take(held)
 
     async def _wait_for_work(self, room: int) -> None:
         """Wait until a claim makes sense again: for work if there is room, for room if not."""
@@ -422,7 +425,7 @@ class Worker:
         self._hand.withdraw(held)
         now_ms = self._clock.now_ms()
         due_ms = held.job.due_ms
-        if handed_back(held.job):
+        if held.declined:
             due_ms = max(due_ms, now_ms + self._store.ahead_ms + PATIENCE_MS)
         elif not self._abstaining:
             self._abstaining = True
@@ -627,11 +630,9 @@ class Worker:
         before = self._started.copy()
         await asyncio.sleep(PATIENCE_MS / 1000)
         since_ms = self._clock.now_ms() - PATIENCE_MS
-        # A pool that is full will want as much as it took lately before others bring it more.
-        keep = {
-            pool: 0 if self._runner.has_room(pool) else 3 * (self._started[pool] - before[pool])
-            for pool in POOLS
-        }
+        # A full pool keeps as much as it will want before others could hand it more.
+        keep = {pool: 3 * (self._started[pool] - before[pool]) for pool in POOLS}
+        keep["process"] += self._options.processes
         waiting = self._hand.unstarted(ready_before_ms=since_ms)
         for held in sorted(waiting, key=_by_turn):
             if held.suspect:
