@@ -55,19 +55,25 @@ class World:
         return self.clock.now_ns() // 1_000_000
 
     async def node(
-        self, *, clock: Clock | None = None, line: FaultyStore | None = None, **options: Any
+        self,
+        *,
+        app: App | None = None,
+        clock: Clock | None = None,
+        line: FaultyStore | None = None,
+        **options: Any,
     ) -> Node:
+        app = app or self.app
         own, line = clock or self.clock, line or FaultyStore(self.store)
         store_clock = StoreClock(own)
         await store_clock.measure(self.store.time_ns)
-        options.setdefault("queues", self.app.tasks.queues())
+        options.setdefault("queues", app.tasks.queues())
         worker = Worker(
             cast(Store, line),
-            self.app.tasks,
+            app.tasks,
             store_clock,
             own,
             WorkerOptions(**options),
-            schedules=self.app.declared,
+            schedules=app.declared,
             guarded=False,
         )
         self.nodes.append(Node(worker, line))
