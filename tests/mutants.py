@@ -484,6 +484,11 @@ FAULTS = [
         f"{SCHEDULES} -k overlap",
     ),
     Fault(
+        "schedules that are due together are fired one by one", "punctuality", "scheduler.py",
+        "AT_ONCE = 500", "AT_ONCE = 1",
+        f"{SCHEDULES} -k thousand",
+    ),
+    Fault(
         "a tick that a wrong clock gave stays", "I6", "scheduler.py",
         "        return self._corrected(schedule, now_ms, ahead_ms)\n", "        return None\n",
         f"{SCHEDULES} -k clock_that_was",

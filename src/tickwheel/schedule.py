@@ -123,6 +123,7 @@ def read_rule(text: str) -> Rule:
     try:
         rule = Rule.decode(text)
         ticks_of(rule)
+        Priority(rule.priority)
         if rule.spread_ms < 0:
             raise BadSchedule(f"its spread is {rule.spread_ms} ms")
     except UNREADABLE as error:

@@ -339,6 +339,7 @@ BROKEN = [
     '{"task": "work", "every_ms": 1000, "tick_parameter": "tick", "payload": "[]"}',
     '{"task": "work", "every_ms": 1000, "start_ms": 1e300}',
     '{"task": "work", "every_ms": 1000, "priority": "high"}',
+    '{"task": "work", "every_ms": 1000, "priority": 77}',
 ]
 
 
@@ -715,3 +716,29 @@ def test_a_worker_of_a_release_that_tells_no_schedules_is_understood() -> None:
         b'"started_ms":1,"seen_ms":1,"gone_after_ms":1}'
     )
     assert msgspec.json.decode(old, type=WorkerInfo).schedules == ()
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_a_thousand_schedules_that_are_due_together_do_not_wait_for_each_other(
+    overlap: str,
+) -> None:
+    async def story(world: World) -> None:
+        late: list[int] = []
+
+        @world.app.task
+        async def work(tick: datetime) -> None:
+            late.append(world.now_ms - int(tick.timestamp()) * 1000)
+
+        class Slow(FaultyStore):
+            async def fire(self, *args: Any, **options: Any) -> bool:
+                await asyncio.sleep(0.02)
+                return await world.store.fire(*args, **options)
+
+        for n in range(1000):
+            await world.app.schedules.put(f"s{n}", "work", every="1m", overlap=overlap)
+        await world.node(line=Slow(world.store), concurrency=1000)
+        await asyncio.sleep(MINUTE + 5)
+        assert len(late) == 1000
+        assert max(late) <= (1 if overlap == "allow" else 100)
+
+    virtual(story)
