@@ -472,7 +472,57 @@ FAULTS = [
     ),
     Fault(
         "overlap is not looked at", "overlap", "scheduler.py",
-        "        due = await self._heed_overlap(schedule, due)\n", "", SCHEDULES,
+        "        plans = await self._heed_overlaps(schedules, plans)\n", "", SCHEDULES,
+    ),
+    Fault(
+        "overlap is judged ahead of the tick", "overlap", "schedule.py",
+        "return ahead_ms if rule.overlap is Overlap.ALLOW else 0", "return ahead_ms",
+        f"{SCHEDULES} -k overlap",
+    ),
+    Fault(
+        "ticks that are due together overlap each other", "overlap", "schedule.py",
+        "(fired[-1:] if alone else fired)", "fired",
+        f"{SCHEDULES} -k overlap",
+    ),
+    Fault(
+        "schedules that are due together are fired one by one", "punctuality", "scheduler.py",
+        "AT_ONCE = 500", "AT_ONCE = 1",
+        f"{SCHEDULES} -k thousand",
+    ),
+    Fault(
+        "a tick that a wrong clock gave stays", "I6", "scheduler.py",
+        "        return self._corrected(schedule, now_ms, ahead_ms)\n", "        return None\n",
+        f"{SCHEDULES} -k clock_that_was",
+    ),
+    Fault(
+        "the job of a tick to come counts as the one before", "overlap", "schedule.py",
+        "last_ms >= tick_ms:", "False:",
+        f"{SCHEDULES} -k too_early",
+    ),
+    Fault(
+        "a schedule on its way is corrected", "I6", "schedule.py",
+        "schedule.paused or next_ms == MOVING_MS or", "schedule.paused or",
+        f"{TRANSFER} -k on_its_way",
+    ),
+    Fault(
+        "a schedule that can't be read stops the others", "schedules", "scheduler.py",
+        "            return self._unreadable(schedule, error)\n", "            raise\n",
+        f"{SCHEDULES} -k can_not_be_read",
+    ),
+    Fault(
+        "the note of a move is taken for a schedule", "schedules", "notes.py",
+        "if each.name != NOTE]", "]",
+        f"{SCHEDULES} -k note_of_a_move",
+    ),
+    Fault(
+        "an older worker deletes a newer one's schedules", "schedules", "scheduler.py",
+        "return {name for worker in workers for name in worker.schedules}", "return set()",
+        f"{SCHEDULES} -k rolling",
+    ),
+    Fault(
+        "a worker declares its schedules before it is known", "schedules", "scheduler.py",
+        "        await self._contact.insist(self._until_known, while_=lambda: True)\n", "",
+        f"{SCHEDULES} -k is_known_before",
     ),
     Fault(
         "a release counts as a failure", "I5", JOB,

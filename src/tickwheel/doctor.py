@@ -11,15 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-import msgspec
-
 from tickwheel.client import Client
 from tickwheel.config import NAMES, PREFIX, close_to
-from tickwheel.errors import BadSchedule
+from tickwheel.errors import StoreIncompatible
 from tickwheel.job import State
-from tickwheel.schedule import GRACE_MS, Rule, Schedule, ticks_of
-from tickwheel.span import span_text
-from tickwheel.store import Durability, Finding, Level, Query, QueueInfo, WorkerInfo
+from tickwheel.notes import Note, note_of, schedules_of
+from tickwheel.schedule import GRACE_MS, MOVING_MS, UNREADABLE, Schedule, correction, read_rule
+from tickwheel.span import moment, span_text
+from tickwheel.store import Durability, Finding, Level, Query, QueueInfo, Store, WorkerInfo
 from tickwheel.version import __version__
 
 # A clock this far off is one that nobody keeps right; jobs follow the store's anyway.
@@ -40,7 +39,8 @@ async def examine(client: Client) -> list[Finding]:
         *await store.findings(),
         *of_clock(client.clock.offset_ms),
         *of_workers(workers),
-        *of_schedules(await store.schedules(), now_ms),
+        *of_schedules(await schedules_of(store), now_ms, ahead_ms=store.ahead_ms),
+        *await _of_move(store),
     ]
     for queue in queues:
         first = await store.find(Query(state=State.WAITING, queue=queue.name), limit=1)
@@ -186,16 +186,60 @@ def of_queue(
         yield Finding(Level.BAD, about, f"its first job is due since {late}", fix)
 
 
-def of_schedules(schedules: Sequence[Schedule], now_ms: int) -> Iterator[Finding]:
+def of_schedules(schedules: Sequence[Schedule], now_ms: int, *, ahead_ms: int) -> Iterator[Finding]:
     for schedule in schedules:
         about = f"schedule {schedule.name}"
         try:
-            ticks_of(Rule.decode(schedule.rule))
-        except (BadSchedule, msgspec.MsgspecError) as error:
-            fix = "mend it in the code or put it anew: it never ticks"
-            yield Finding(Level.BAD, about, f"it can't be read: {error}", fix)
-            continue
-        late_ms = now_ms - (schedule.next_ms or now_ms)
-        if not schedule.paused and late_ms > GRACE_MS:
-            words = f"its tick is due since {span_text(late_ms // 1000 * 1000)}"
-            yield Finding(Level.BAD, about, words, "start a worker: every worker fires schedules")
+            finding = _of_schedule(about, schedule, now_ms, ahead_ms)
+        except UNREADABLE as error:
+            words = f"it never ticks: {error}"
+            fix = "upgrade Tickwheel, or put the schedule again, or delete it"
+            finding = Finding(Level.BAD, about, words, fix)
+        if finding is not None:
+            yield finding
+
+
+def _of_schedule(about: str, schedule: Schedule, now_ms: int, ahead_ms: int) -> Finding | None:
+    rule = read_rule(schedule.rule)
+    if schedule.next_ms == MOVING_MS:
+        fix = "if no tickwheel migrate-jobs is running, run the same one again"
+        return Finding(
+            Level.BAD, about, "it is on its way to another store, and ticks in none", fix
+        )
+    if schedule.paused:
+        return None
+    late_ms = now_ms - (schedule.next_ms or now_ms)
+    if late_ms > GRACE_MS:
+        words = f"its tick is due since {span_text(late_ms // 1000 * 1000)}"
+        return Finding(Level.BAD, about, words, "start a worker: every worker fires schedules")
+    right = correction(schedule, rule, now_ms, ahead_ms)
+    if right is None:
+        return None
+    words = (
+        f"its next tick is stored as {_told(schedule.next_ms)}, but its rule gives "
+        f"{_told(right.next_ms)}: a clock was wrong"
+    )
+    fix = "set the clocks right; a worker that runs then corrects it within seconds"
+    return Finding(Level.BAD, about, words, fix)
+
+
+def _told(ms: int | None) -> str:
+    return "none" if ms is None else f"{moment(ms):%Y-%m-%d %H:%M:%S}Z"
+
+
+async def _of_move(store: Store) -> list[Finding]:
+    try:
+        return list(of_move(await note_of(store)))
+    except StoreIncompatible as error:
+        return [Finding(Level.BAD, "migrate-jobs", str(error))]
+
+
+def of_move(note: Note | None) -> Iterator[Finding]:
+    """A move to another store that has begun and not ended."""
+    if note is None:
+        return
+    words = f"a move to another store has not finished: {len(note.ids):,} jobs are on their way"
+    if note.paused:
+        words += f", and it has paused {', '.join(note.paused)}"
+    fix = "if no tickwheel migrate-jobs is running, run the same one again"
+    yield Finding(Level.BAD, "migrate-jobs", words, fix)

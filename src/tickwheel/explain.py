@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tickwheel.job import Job, Outcome, Run, State, held
-from tickwheel.schedule import Schedule
+from tickwheel.schedule import MOVING_MS, Schedule
 from tickwheel.span import moment, span_text
 from tickwheel.store import QueueInfo, WorkerInfo
 
@@ -549,6 +549,8 @@ def _schedule(facts: Facts) -> tuple[str, Reason] | None:
         goes_on = "which is no longer there"
     elif schedule.paused:
         goes_on = "which is paused now"
+    elif schedule.next_ms == MOVING_MS:
+        goes_on = "which is on its way to another store"
     elif schedule.next_ms is None:
         goes_on = "which has no more ticks"
     else:

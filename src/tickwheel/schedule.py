@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import deque
+from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
@@ -17,12 +18,15 @@ import msgspec
 from tickwheel.cron import Cron, Every
 from tickwheel.errors import BadSchedule
 from tickwheel.job import Job, Priority
-from tickwheel.span import moment
+from tickwheel.span import due_ms, moment
 
 # A tick that is fired this late was not missed: a restart takes a moment.
 GRACE_MS = 60_000
 # No outage makes a schedule add more jobs than this at once, whatever its own limit says.
 CATCH_UP_MOST = 10_000
+# The next tick of a schedule on its way to another store: the end of the year 9999, so that it
+# ticks no more in this one. Set by compare-and-set like any other.
+MOVING_MS = 253_402_300_799_000
 # How far back the latest missed ticks are looked for: a minute first, then ever farther.
 _LOOKS_MS = (60_000, 3_600_000, 86_400_000, 32 * 86_400_000, 3_660 * 86_400_000)
 
@@ -108,7 +112,23 @@ def ticks_of(rule: Rule) -> Ticks:
 
 
 # A schedule is looked at at every tick; reading its expression costs more than finding the next.
-_parsed = functools.lru_cache(1024)(Cron.parse)
+_parsed = functools.lru_cache(16_384)(Cron.parse)
+
+# What reading a rule that another release wrote, or that is broken, may raise.
+UNREADABLE = (ValueError, ArithmeticError, msgspec.MsgspecError)
+
+
+def read_rule(text: str) -> Rule:
+    """A stored rule; BadSchedule where this release can't read it."""
+    try:
+        rule = Rule.decode(text)
+        ticks_of(rule)
+        Priority(rule.priority)
+        if rule.spread_ms < 0:
+            raise BadSchedule(f"its spread is {rule.spread_ms} ms")
+    except UNREADABLE as error:
+        raise BadSchedule(f"it can't be read by this release: {error}") from None
+    return rule
 
 
 def next_tick(rule: Rule, after_ms: int) -> int | None:
@@ -128,26 +148,68 @@ class Plan(msgspec.Struct, frozen=True):
     next_ms: int | None
     # How many ticks were left out because nobody fired them in time.
     missed: int = 0
+    # How many were left out because they were due together with a later one, which runs.
+    merged: int = 0
+    # A job to cancel before.
+    cancel: str | None = None
+
+
+def ahead_of(rule: Rule, ahead_ms: int) -> int:
+    """How long before its time a tick is fired. Where the job of the tick before matters, not
+    before: until then it may well end."""
+    return ahead_ms if rule.overlap is Overlap.ALLOW else 0
 
 
 def plan(schedule: Schedule, now_ms: int, ahead_ms: int) -> Plan | None:
     """What the schedule's due ticks come to; None where none is due within `ahead_ms`.
 
-    Missed ticks follow the misfire policy. The others, late by less than the grace, all run.
+    Missed ticks follow the misfire policy. The others, late by less than the grace, all run. But
+    where they must not overlap, only the latest of all these runs.
     """
     if schedule.paused or schedule.next_ms is None or schedule.next_ms > now_ms + ahead_ms:
         return None
-    rule = Rule.decode(schedule.rule)
+    rule = read_rule(schedule.rule)
+    until_ms = now_ms + ahead_of(rule, ahead_ms)
+    if schedule.next_ms > until_ms:
+        return None
     missed = _missed(rule, schedule.next_ms, now_ms - GRACE_MS)
     wanted = {Misfire.SKIP: 0, Misfire.ONE: 1, Misfire.ALL: rule.misfire_limit}[rule.misfire]
     fired = missed[-wanted:] if wanted else []
     after_ms = max(schedule.next_ms - 1, now_ms - GRACE_MS)
     next_ms = next_tick(rule, after_ms)
-    while next_ms is not None and next_ms <= now_ms + ahead_ms and len(fired) < CATCH_UP_MOST:
+    while next_ms is not None and next_ms <= until_ms and len(fired) < CATCH_UP_MOST:
         fired.append(next_ms)
         next_ms = next_tick(rule, next_ms)
-    jobs = [job_of(schedule, rule, tick_ms, now_ms) for tick_ms in fired]
-    return Plan(jobs, next_ms, missed=max(len(missed) - wanted, 0))
+    alone = rule.overlap is not Overlap.ALLOW
+    jobs = [job_of(schedule, rule, tick_ms, now_ms) for tick_ms in (fired[-1:] if alone else fired)]
+    left_out = max(len(missed) - wanted, 0)
+    return Plan(jobs, next_ms, missed=left_out, merged=len(fired) - len(jobs))
+
+
+def heed_overlap(due: Plan, overlap: Overlap, last: Job | None) -> Plan:
+    """The plan, once the job of the last tick has had its way."""
+    if overlap is Overlap.ALLOW or not due.jobs or last is None or last.state.ended:
+        return due
+    last_ms, tick_ms = tick_of(last.id), tick_of(due.jobs[-1].id)
+    if last_ms is not None and tick_ms is not None and last_ms >= tick_ms:
+        # Somebody whose clock was wrong fired that one, and it is still to come.
+        return due
+    if overlap is Overlap.SKIP:
+        return msgspec.structs.replace(due, jobs=[])
+    return msgspec.structs.replace(due, cancel=last.id)
+
+
+def correction(schedule: Schedule, rule: Rule, now_ms: int, ahead_ms: int) -> Plan | None:
+    """Where to go on, where the schedule has a next tick that its rule could not have given: the
+    clock of whoever moved it there was wrong. None where it is right, or too early to tell."""
+    next_ms = schedule.next_ms
+    sure_ms = now_ms + ahead_ms + GRACE_MS
+    if schedule.paused or next_ms == MOVING_MS or (next_ms is not None and next_ms <= sure_ms):
+        return None
+    latest_ms = next_tick(rule, sure_ms)
+    if next_ms == latest_ms or (next_ms and latest_ms and next_ms < latest_ms):
+        return None
+    return Plan([], next_tick(rule, now_ms))
 
 
 def _missed(rule: Rule, first_ms: int, until_ms: int) -> list[int]:
@@ -189,6 +251,14 @@ def job_of(schedule: Schedule, rule: Rule, tick_ms: int, now_ms: int) -> Job:
         due_ms=tick_ms + _spread(id, rule.spread_ms),
         created_ms=now_ms,
     )
+
+
+def tick_of(id: str) -> int | None:
+    """The tick that a job was made for, by its id; None where no schedule made it."""
+    try:
+        return due_ms(datetime.fromisoformat(id.rpartition("@")[2]))
+    except ValueError:
+        return None
 
 
 def _spread(id: str, spread_ms: int) -> int:

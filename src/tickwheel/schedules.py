@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tickwheel.errors import BadSchedule, UsageError
-from tickwheel.schedule import Misfire, Overlap, Rule, Schedule, job_of, next_tick, ticks_of
+from tickwheel.notes import refuse_note, schedules_of
+from tickwheel.schedule import (
+    MOVING_MS,
+    UNREADABLE,
+    Misfire,
+    Overlap,
+    Rule,
+    Schedule,
+    job_of,
+    next_tick,
+    read_rule,
+    ticks_of,
+)
 from tickwheel.span import Span, due_ms, moment, span_ms
 from tickwheel.store import checked_text
 from tickwheel.tasks import Definition, checked_name
@@ -27,33 +40,56 @@ TICK = "tick"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo:
-    """A schedule as it stood when it was asked for."""
+    """A schedule as it stood when it was asked for.
+
+    One that this release can't read has a `problem` and no rule; it never ticks.
+    """
 
     name: str
     task: str
-    rule: Rule
+    rule: Rule | None
     # In plain words.
     explained: str
     next: datetime | None
     paused: bool
     last_id: str | None
+    problem: str | None = None
 
     @classmethod
     def of(cls, schedule: Schedule) -> ScheduleInfo:
-        rule = Rule.decode(schedule.rule)
-        return cls(
-            name=schedule.name,
-            task=rule.task,
-            rule=rule,
-            explained=ticks_of(rule).explain(),
-            next=None if schedule.next_ms is None else moment(schedule.next_ms),
-            paused=schedule.paused,
-            last_id=schedule.last_id,
-        )
+        try:
+            rule = read_rule(schedule.rule)
+            return cls(
+                name=schedule.name,
+                task=rule.task,
+                rule=rule,
+                explained=ticks_of(rule).explain(),
+                next=None if schedule.next_ms is None else moment(schedule.next_ms),
+                paused=schedule.paused,
+                last_id=schedule.last_id,
+            )
+        except UNREADABLE as error:
+            return cls(
+                name=schedule.name,
+                task="",
+                rule=None,
+                explained="",
+                next=None,
+                paused=schedule.paused,
+                last_id=schedule.last_id,
+                problem=str(error),
+            )
+
+    @property
+    def moving(self) -> bool:
+        """Whether it is on its way to another store, and ticks no more in this one."""
+        return self.next == moment(MOVING_MS)
 
     def following(self, count: int, *, after: datetime) -> list[datetime]:
         """The next ticks after a moment."""
         found: list[datetime] = []
+        if self.rule is None:
+            return found
         tick_ms: int | None = int(after.timestamp() * 1000)
         while len(found) < count and (tick_ms := next_tick(self.rule, tick_ms or 0)) is not None:
             found.append(moment(tick_ms))
@@ -129,14 +165,15 @@ class Schedules:
 
     async def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
-        return [ScheduleInfo.of(each) for each in await (await self._client()).store.schedules()]
+        return [ScheduleInfo.of(each) for each in await self._all()]
 
     async def put_rule(self, name: str, rule: Rule) -> ScheduleInfo:
         """Make a schedule, or change the one of that name. Its next tick is the first from now."""
         client = await self._client()
+        name = checked_name("schedule", name)
         stored = await self._find(name)
         fresh = Schedule(
-            name=checked_name("schedule", name),
+            name=name,
             rule=rule.encode(),
             next_ms=next_tick(rule, client.clock.now_ms()),
             last_id=None if stored is None else stored.last_id,
@@ -145,22 +182,22 @@ class Schedules:
 
     async def pause(self, name: str) -> None:
         """Let no tick fire until it is resumed; ticks of the meantime are not made up for."""
-        await self._change(name, paused=True)
+        client = await self._client()
+        paused = msgspec.structs.replace(await self._known(name), paused=True)
+        await client.store.put_schedule(paused)
 
     async def resume(self, name: str) -> None:
         """Go on with the first tick from now on."""
-        await self._change(name, paused=False)
-
-    async def _change(self, name: str, *, paused: bool) -> None:
         client = await self._client()
         schedule = await self._known(name)
-        next_ms = next_tick(Rule.decode(schedule.rule), client.clock.now_ms())
-        changed = msgspec.structs.replace(schedule, paused=paused, next_ms=next_ms)
-        await client.store.put_schedule(changed)
+        next_ms = next_tick(_readable(schedule), client.clock.now_ms())
+        resumed = msgspec.structs.replace(schedule, paused=False, next_ms=next_ms)
+        await client.store.put_schedule(resumed)
 
     async def delete(self, name: str) -> bool:
         """Forget a schedule; False where there was none. One of the code comes back at a start."""
         checked_text("name", name)
+        refuse_note(name)
         return await (await self._client()).store.delete_schedule(name)
 
     async def run(self, name: str) -> str:
@@ -168,12 +205,13 @@ class Schedules:
         client = await self._client()
         schedule = await self._known(name)
         now_ms = client.clock.next_ms()
-        rule = msgspec.structs.replace(Rule.decode(schedule.rule), spread_ms=0)
+        rule = msgspec.structs.replace(_readable(schedule), spread_ms=0)
         job = job_of(schedule, rule, now_ms, now_ms)
         await client.add(job)
         return job.id
 
     async def _known(self, name: str) -> Schedule:
+        refuse_note(name)
         schedule = await self._find(name)
         if schedule is None:
             known = ", ".join(each.name for each in await self.list()) or "none"
@@ -181,8 +219,19 @@ class Schedules:
         return schedule
 
     async def _find(self, name: str) -> Schedule | None:
-        found = await (await self._client()).store.schedules()
-        return next((each for each in found if each.name == name), None)
+        return next((each for each in await self._all() if each.name == name), None)
+
+    async def _all(self) -> builtins.list[Schedule]:
+        return await schedules_of((await self._client()).store)
+
+
+def _readable(schedule: Schedule) -> Rule:
+    try:
+        return read_rule(schedule.rule)
+    except BadSchedule as error:
+        raise BadSchedule(
+            f"schedule {schedule.name!r}: {error}; put it again or delete it"
+        ) from None
 
 
 class AppSchedules(Schedules):

@@ -65,6 +65,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     # How far the node's clock is behind the store's.
     offset_ms: float = 0
+    # The schedules that its code declares, by name.
+    schedules: tuple[str, ...] = ()
 
 
 class Durability(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ import msgspec.inspect
 
 from tickwheel.errors import BadArguments, BadConfig, UnknownTask
 from tickwheel.job import Priority
+from tickwheel.notes import NOTE
 from tickwheel.retry import RetryPolicy, describe
 
 Pool = Literal["async", "thread", "process"]
@@ -133,6 +134,8 @@ def checked_name(what: str, name: str) -> str:
         raise BadConfig(f"a {what} name has 1 to {NAME_LIMIT} characters; this is {name!r}")
     if not all(c.isascii() and (c.isalnum() or c in "_.:-") for c in name):
         raise BadConfig(f"a {what} name is made of letters, digits and _ . : -; this is {name!r}")
+    if what == "schedule" and name == NOTE:
+        raise BadConfig(f"{NOTE!r} is a name that Tickwheel uses itself: give the schedule another")
     return name
 
 

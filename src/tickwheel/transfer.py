@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import msgspec
 
 from tickwheel.clock import StoreClock
-from tickwheel.errors import StoreUnavailable
+from tickwheel.errors import BadSchedule, StoreUnavailable
 from tickwheel.job import Cancelled, Job, State
-from tickwheel.schedule import Rule, Schedule, next_tick
+from tickwheel.notes import NOTE, Note, note_of, schedules_of
+from tickwheel.schedule import MOVING_MS, Schedule, next_tick, read_rule
 from tickwheel.store import Query, Store
 
-# Kept in the old store as a schedule that never ticks, as every store can keep one.
-NOTE = "tickwheel-transfer"
 BATCH = 200
 # A pause reaches every worker within this; what was being claimed then is claimed.
 PAUSE_S = 1.5
@@ -39,6 +38,8 @@ class Moved:
     schedules: int = 0
     # Ids that the new store had already: a job of that id is there, and the old one is gone.
     known: int = 0
+    # Schedules that this release can't read: they stay.
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,10 @@ class Plan:
     schedules: tuple[str, ...]
     # Schedules of that name in the new store, which would be replaced.
     replaced: tuple[str, ...]
+    # Schedules that this release can't read, which stay.
+    unreadable: tuple[str, ...]
     # Jobs that an earlier move left on their way.
     unfinished: int
-
-
-class _Note(msgspec.Struct):
-    """What has to be known to finish a move that broke off."""
-
-    # Jobs on their way: those that are cancelled were cancelled by the move.
-    ids: list[str] = msgspec.field(default_factory=list)
-    # Queues that the move has paused.
-    paused: list[str] = msgspec.field(default_factory=list)
 
 
 class Transfer:
@@ -71,20 +65,22 @@ class Transfer:
         self._new = new
         # The old store's time.
         self._clock = clock
-        self._note = _Note()
+        self._note = Note()
         self.moved = Moved()
 
     async def plan(self) -> Plan:
         """What a move would do now; nothing is changed."""
         queues = await self._old.queues()
-        names = tuple(each.name for each in await self._schedules())
-        there = {each.name for each in await self._new.schedules()}
+        readable, unreadable = _sorted_out(await schedules_of(self._old))
+        names = tuple(each.name for each in readable)
+        there = {each.name for each in await schedules_of(self._new)}
         return Plan(
             waiting=sum(queue.waiting for queue in queues),
             running=sum(queue.running for queue in queues),
             schedules=names,
             replaced=tuple(name for name in names if name in there),
-            unfinished=len((await self._noted()).ids),
+            unreadable=tuple(each.name for each in unreadable),
+            unfinished=len((await note_of(self._old) or Note()).ids),
         )
 
     async def run(self) -> AsyncIterator[Moved]:
@@ -92,9 +88,9 @@ class Transfer:
 
         Ends when a look at the old store finds nothing to move any more.
         """
-        self._note = await self._noted()
+        self._note = await note_of(self._old) or Note()
         await self._hand_over(await self._old.get(self._note.ids))
-        while schedules := await self._schedules():
+        while schedules := await self._movable():
             for schedule in schedules:
                 await self._move_schedule(schedule)
                 yield self.moved
@@ -109,7 +105,7 @@ class Transfer:
 
     async def _pause(self) -> None:
         queues = [queue.name for queue in await self._old.queues() if not queue.paused]
-        await self._write(_Note(paused=[*self._note.paused, *queues]))
+        await self._write(Note(paused=[*self._note.paused, *queues]))
         for queue in queues:
             await self._old.pause(queue, True)
         if queues:
@@ -133,12 +129,12 @@ class Transfer:
 
     async def _move(self, jobs: Sequence[Job]) -> None:
         ids = [job.id for job in jobs]
-        await self._write(_Note(ids, self._note.paused))
+        await self._write(Note(ids, self._note.paused))
         answers = await self._old.cancel(ids, now_ms=self._clock.now_ms())
         by_id = dict(zip(ids, answers, strict=True))
         # Whoever had cancelled some of them a moment before us meant it.
         ours = [id for id in ids if by_id[id] in (Cancelled.CANCELLED, Cancelled.ASKED)]
-        await self._write(_Note(ours, self._note.paused))
+        await self._write(Note(ours, self._note.paused))
         await self._until_ended([id for id in ours if by_id[id] is Cancelled.ASKED])
         await self._hand_over(await self._old.get(ours))
 
@@ -162,17 +158,20 @@ class Transfer:
 
     # --- Schedules
 
-    async def _schedules(self) -> list[Schedule]:
-        return [each for each in await self._old.schedules() if each.name != NOTE]
+    async def _movable(self) -> list[Schedule]:
+        readable, unreadable = _sorted_out(await schedules_of(self._old))
+        self.moved.unreadable = len(unreadable)
+        return readable
 
     async def _move_schedule(self, schedule: Schedule) -> None:
         """It ticks no more here before it ticks there, so no tick is fired twice.
 
-        Should we break off in between, it has no next tick here: the next move finds a new one.
+        Should we break off in between, it is marked as on its way, and ticks nowhere until the next
+        move finds a new tick for it.
         """
-        if schedule.next_ms is None:
-            next_ms = next_tick(Rule.decode(schedule.rule), self._clock.now_ms())
-        elif await self._old.fire(schedule, [], next_ms=None):
+        if schedule.next_ms in (None, MOVING_MS):
+            next_ms = next_tick(read_rule(schedule.rule), self._clock.now_ms())
+        elif await self._old.fire(schedule, [], next_ms=MOVING_MS):
             next_ms = schedule.next_ms
         else:
             return  # it was fired or changed a moment ago: the next look has it
@@ -182,13 +181,20 @@ class Transfer:
 
     # --- The note
 
-    async def _write(self, note: _Note) -> None:
+    async def _write(self, note: Note) -> None:
         self._note = note
         text = msgspec.json.encode(note).decode()
         await self._old.put_schedule(Schedule(name=NOTE, rule=text, next_ms=None, paused=True))
 
-    async def _noted(self) -> _Note:
-        for schedule in await self._old.schedules():
-            if schedule.name == NOTE:
-                return msgspec.json.decode(schedule.rule, type=_Note)
-        return _Note()
+
+def _sorted_out(schedules: Sequence[Schedule]) -> tuple[list[Schedule], list[Schedule]]:
+    """The schedules that this release can read, and those that it can't."""
+    readable, unreadable = [], []
+    for schedule in schedules:
+        try:
+            read_rule(schedule.rule)
+        except BadSchedule:
+            unreadable.append(schedule)
+        else:
+            readable.append(schedule)
+    return readable, unreadable

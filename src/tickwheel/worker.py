@@ -114,7 +114,9 @@ class Worker:
         # When runs are to be stopped, by the monotonic clock.
         self._deadlines: TimingWheel[Held] = TimingWheel()
         self._contact = Contact(clock)
-        self._scheduler = Scheduler(store, tasks, clock, self._contact, schedules or {})
+        self._scheduler = Scheduler(
+            store, tasks, clock, self._contact, schedules or {}, worker=self.name
+        )
         self._settling: Batcher[Settlement, bool] = Batcher(self._settle_all, lanes=store.lanes)
         self._runner = Runner(
             clock,
@@ -747,6 +749,7 @@ class Worker:
             held=len(self._hand),
             running=self._hand.running,
             offset_ms=self._clock.offset_ms,
+            schedules=self._scheduler.declared,
         )
 
     async def _prune(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -264,3 +266,33 @@ async def test_a_fired_job_is_a_job_like_any_other(h: Harness) -> None:
 async def test_a_rule_is_opaque(h: Harness, rule: str) -> None:
     await h.store.put_schedule(schedule(rule=rule))
     assert (await only(h)).rule == rule
+
+
+async def test_schedules_that_are_fired_at_the_same_time_are_decided_each_on_its_own(
+    h: Harness,
+) -> None:
+    stored = [await h.store.put_schedule(schedule(f"s{n}")) for n in range(60)]
+    stale = {each.name for each in stored[::3]}
+    for each in stored[::3]:
+        await h.store.put_schedule(each)
+    taken = h.job("s1@tick")
+    await h.add(taken)
+    fired = await asyncio.gather(
+        *(h.store.fire(each, [h.job(f"{each.name}@tick")], next_ms=TICK + HOUR) for each in stored)
+    )
+    assert fired == [each.name not in stale for each in stored]
+    found = {each.name: each for each in await h.store.schedules()}
+    for each in stored:
+        moved = each.name not in stale
+        assert found[each.name].next_ms == (TICK + HOUR if moved else TICK)
+        assert found[each.name].last_id == (f"{each.name}@tick" if moved else None)
+    assert await h.counts() == {"waiting": 40}
+
+
+async def test_of_many_who_fire_the_same_tick_at_the_same_time_one_does(h: Harness) -> None:
+    stored = await h.store.put_schedule(schedule())
+    fired = await asyncio.gather(
+        *(h.store.fire(stored, [h.job(f"{n}")], next_ms=TICK + HOUR) for n in range(20))
+    )
+    assert sorted(fired) == [False] * 19 + [True]
+    assert await h.counts() == {"waiting": 1}

@@ -338,6 +338,7 @@ def worker(h: Harness, name: str = "ann", *, gone_after_ms: int | None = None) -
         held=3,
         running=2,
         offset_ms=-1.5,
+        schedules=("daily", "hourly"),
     )
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
 from world import World, virtual
 
-from tickwheel import BadConfig
+from tickwheel import App, BadConfig
+from tickwheel.clock import Clock
 from tickwheel.errors import BadArguments, BadSchedule, UsageError
-from tickwheel.schedule import Rule, Schedule, next_tick, plan
+from tickwheel.notes import NOTE
+from tickwheel.schedule import MOVING_MS, Rule, Schedule, correction, next_tick, plan
+from tickwheel.store import Store, WorkerInfo
+from tickwheel.testing import FaultyStore
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 # The virtual clock starts at 2027-01-15 08:00:00 UTC.
@@ -143,6 +150,426 @@ def test_a_tick_that_finds_its_predecessor_at_work_follows_the_overlap_policy(
     virtual(story)
 
 
+@pytest.mark.parametrize(
+    ("every", "takes", "overlap"),
+    [("2s", 1.2, "cancel"), ("2s", 1.2, "skip"), ("1s", 0.01, "skip"), ("1s", 0.01, "cancel")],
+)
+def test_a_job_that_ends_before_the_next_tick_does_not_overlap_it(
+    every: str, takes: float, overlap: str
+) -> None:
+    async def story(world: World) -> None:
+        starts: list[int] = []
+        ended = 0
+
+        @world.app.every(every, overlap=overlap)
+        async def work() -> None:
+            nonlocal ended
+            starts.append(world.now_ms)
+            await asyncio.sleep(takes)
+            ended += 1
+
+        await world.node()
+        every_ms = int(every[:-1]) * 1000
+        await asyncio.sleep(12 * every_ms / 1000 + 0.5)
+        assert [b - a for a, b in pairwise(starts)] == [every_ms] * 11
+        assert ended in (11, 12)
+        assert max(at % every_ms for at in starts) <= 2
+        [queue] = await world.app.queues()
+        assert queue.cancelled == 0
+
+    virtual(story)
+
+
+@pytest.mark.parametrize("overlap", ["skip", "cancel"])
+@pytest.mark.parametrize("down_s", [30, 300])
+@pytest.mark.parametrize("misfire", ["one", "all"])
+def test_ticks_that_are_due_together_after_a_downtime_do_not_overlap_each_other(
+    overlap: str, down_s: int, misfire: str
+) -> None:
+    async def story(world: World) -> None:
+        ran: list[datetime] = []
+
+        @world.app.every("5s", overlap=overlap, misfire=misfire)
+        async def work(tick: datetime) -> None:
+            ran.append(tick)
+            await asyncio.sleep(2)
+
+        node = await world.node()
+        await asyncio.sleep(9)
+        await node.stop()
+        ran.clear()
+        await asyncio.sleep(down_s)
+        back_ms = world.now_ms
+        await world.node()
+        await asyncio.sleep(0.5)
+        assert [int(tick.timestamp()) * 1000 for tick in ran] == [back_ms // 5000 * 5000]
+        [queue] = await world.app.queues()
+        assert queue.cancelled == 0
+
+    virtual(story)
+
+
+# --- Clocks that were wrong
+
+
+class Ahead:
+    """A clock that is wrong until it is set right."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.by_s = 0
+
+    def now_ns(self) -> int:
+        return self.clock.now_ns() + self.by_s * 10**9
+
+    def monotonic_ns(self) -> int:
+        return self.clock.monotonic_ns()
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip", "cancel"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_clock_that_was_a_day_ahead_for_a_moment_silences_no_schedule(
+    overlap: str, restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(world: World) -> None:
+        ran: Counter[datetime] = Counter()
+
+        @world.app.every("10s", overlap=overlap)
+        async def often(tick: datetime) -> None:
+            ran[tick] += 1
+
+        @world.app.cron("0 * * * *", name="hourly", end=START + timedelta(hours=5))
+        async def hourly(tick: datetime) -> None: ...
+
+        wrong = Ahead(world.clock)
+        world.store._clock = wrong
+        wrong.by_s = DAY
+        node = await world.node(clock=wrong)
+        await asyncio.sleep(4)
+        wrong.by_s = 0
+        if restarted:
+            await node.stop()
+            await world.node()
+        await asyncio.sleep(6)
+        ran.clear()
+        found = {each.name: each for each in await world.app.schedules.list()}
+        assert found["hourly"].next == START + timedelta(hours=1)
+        await asyncio.sleep(MINUTE)
+        assert len(ran) in (6, 7) and set(ran.values()) == {1}
+        assert max(ran) < START + timedelta(seconds=90)
+        assert "a clock was wrong" in caplog.text
+
+    virtual(story)
+
+
+def test_a_tick_that_was_fired_a_day_too_early_runs_once_at_its_time() -> None:
+    async def story(world: World) -> None:
+        ran: list[tuple[datetime, datetime]] = []
+
+        @world.app.cron("0 9 * * *", overlap="skip")
+        async def daily(tick: datetime) -> None:
+            ran.append((tick, datetime.fromtimestamp(world.now_ms / 1000, UTC)))
+
+        await world.app.schedules.put("daily", "daily", cron="0 9 * * *", overlap="skip")
+        [schedule] = await world.store.schedules()
+        two = plan(schedule, world.now_ms + (HOUR + DAY) * 1000, 1000)
+        assert two is not None and two.next_ms is not None
+        assert await world.store.fire(schedule, two.jobs, next_ms=two.next_ms)
+        await world.node()
+        await asyncio.sleep(3 * DAY)
+        assert [(tick.day, at.day, at.hour) for tick, at in ran] == [
+            (15, 15, 9),
+            (16, 16, 9),
+            (17, 17, 9),
+        ]
+
+    virtual(story)
+
+
+MINUTELY = Rule(every_ms=60_000, task="work")
+
+
+@pytest.mark.parametrize(
+    ("rule", "next_ms", "corrected"),
+    [
+        (MINUTELY, 1_000_080_000, False),
+        (MINUTELY, 1_000_140_000, False),  # another node's clock may be a little ahead
+        (MINUTELY, 1_000_200_000, True),
+        (MINUTELY, None, True),
+        (msgspec.structs.replace(MINUTELY, start_ms=2_000_000_000), 2_000_000_000, False),
+        (msgspec.structs.replace(MINUTELY, start_ms=2_000_000_000), 2_000_060_000, True),
+        (msgspec.structs.replace(MINUTELY, end_ms=900_000_000), None, False),
+        (msgspec.structs.replace(MINUTELY, end_ms=1_000_100_000), 1_000_080_000, False),
+        (msgspec.structs.replace(MINUTELY, end_ms=1_000_100_000), 1_100_040_000, True),
+        (msgspec.structs.replace(MINUTELY, end_ms=2_000_000_000), None, True),
+        (msgspec.structs.replace(MINUTELY, spread_ms=3_600_000), 1_000_080_000, False),
+        (
+            Rule(cron="0 2 29 2 *", task="work"),
+            next_tick(Rule(cron="0 2 29 2 *", task="work"), 0),
+            0,
+        ),
+        (MINUTELY, MOVING_MS, False),
+    ],
+)
+def test_only_a_tick_that_the_rule_could_not_have_given_is_corrected(
+    rule: Rule, next_ms: int | None, corrected: bool
+) -> None:
+    now_ms = 1_000_020_000 + 5
+    schedule = Schedule(name="s", rule=rule.encode(), next_ms=next_ms)
+    found = correction(schedule, rule, now_ms, 1_000)
+    assert (found is not None) == corrected
+    if found is not None:
+        assert (found.jobs, found.next_ms) == ([], next_tick(rule, now_ms))
+    paused = msgspec.structs.replace(schedule, paused=True)
+    assert correction(paused, rule, now_ms, 1_000) is None
+
+
+# --- What can't be read, and what is no schedule
+
+
+BROKEN = [
+    "",
+    "nonsense",
+    "{}",
+    '{"task": "work"}',
+    '{"task": "work", "every_ms": 0}',
+    '{"task": "work", "every_ms": 1000, "overlap": "sometimes"}',
+    '{"task": "work", "every_ms": 1000, "spread_ms": -1}',
+    '{"task": "work", "cron": "0 0 * * *", "tz": "Mars/Olympus"}',
+    '{"task": "work", "every_ms": 1000, "tick_parameter": "tick", "payload": "[]"}',
+    '{"task": "work", "every_ms": 1000, "start_ms": 1e300}',
+    '{"task": "work", "every_ms": 1000, "priority": "high"}',
+    '{"task": "work", "every_ms": 1000, "priority": 77}',
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_schedule_that_can_not_be_read_stops_nothing_and_is_left_alone(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(world: World) -> None:
+        ran = 0
+
+        @world.app.every("10s")
+        async def work() -> None:
+            nonlocal ran
+            ran += 1
+
+        broken = Schedule(name="broken", rule=text, next_ms=world.now_ms - 5_000)
+        stored = await world.store.put_schedule(broken)
+        line = Counting(world.store)
+        await world.node(line=line)
+        await asyncio.sleep(95)
+        assert ran in (9, 10)
+        assert stored in await world.store.schedules()
+        told = [each for each in caplog.records if "schedule broken" in each.message]
+        assert len(told) == 1, "it is said once"
+        assert line.calls["schedules"] < 60, "it is no reason to look again and again"
+        assert {each.name for each in await world.app.schedules.list()} == {"broken", "work"}
+        await world.app.schedules.pause("broken")
+        assert await world.app.schedules.delete("broken")
+
+    virtual(story)
+
+
+class Counting(FaultyStore):
+    """Counts the calls."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return super().__getattr__(name)
+
+
+def test_a_schedule_that_can_not_be_read_is_neither_run_nor_resumed_but_may_be_replaced() -> None:
+    async def story(world: World) -> None:
+        @world.app.task
+        async def work() -> None: ...
+
+        schedules = world.app.schedules
+        await world.store.put_schedule(Schedule(name="broken", rule="?", next_ms=1))
+        [info] = await schedules.list()
+        assert (info.rule, info.next) == (None, None)
+        assert info.problem is not None and "can't be read" in info.problem
+        assert info.following(3, after=START) == []
+        for step in (schedules.run, schedules.resume):
+            with pytest.raises(BadSchedule, match=r"'broken'.*put it again or delete it"):
+                await step("broken")
+        info = await schedules.put("broken", "work", every="1h")
+        assert info.problem is None
+
+    virtual(story)
+
+
+def test_the_note_of_a_move_is_not_a_schedule() -> None:
+    async def story(world: World) -> None:
+        @world.app.every("10s")
+        async def work() -> None: ...
+
+        note = await world.store.put_schedule(
+            Schedule(name=NOTE, rule='{"ids":["a"],"paused":[]}', next_ms=None, paused=True)
+        )
+        await world.node()
+        await asyncio.sleep(15)
+        schedules = world.app.schedules
+        assert [each.name for each in await schedules.list()] == ["work"]
+        for step in (schedules.delete, schedules.pause, schedules.resume, schedules.run):
+            with pytest.raises(UsageError, match="Run the same command again"):
+                await step(NOTE)
+        with pytest.raises(BadConfig, match="give the schedule another"):
+            await schedules.put(NOTE, "work", every="1h")
+        with pytest.raises(BadConfig, match="give the schedule another"):
+            world.app.every("1h", name=NOTE)(work)
+        assert note in await world.store.schedules()
+
+    virtual(story)
+
+
+# --- Two versions of the code
+
+
+def app_with(world: World, *names: str, every: str = "10s") -> tuple[App, dict[str, set[datetime]]]:
+    """A version of the code: one task, and schedules for it. Notes the ticks that ran."""
+    app = App(world.store, clock=world.clock)
+    ran: dict[str, set[datetime]] = {name: set() for name in ("kept", "added", "removed", "s")}
+
+    @app.task(name="work")
+    async def work(of: str, tick: datetime) -> None:
+        ran[of].add(tick)
+
+    for name in names:
+        app.every(every, name=name, arguments={"of": name})(work)
+    return app, ran
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_rolling_deploy_loses_no_tick_of_what_it_adds_and_ends_what_it_removes(seed: int) -> None:
+    async def story(world: World) -> None:
+        order = random.Random(seed)
+        old, old_ran = app_with(world, "kept", "removed")
+        new, new_ran = app_with(world, "kept", "added")
+        nodes = [(await world.node(app=old), old) for _ in range(3)]
+        await asyncio.sleep(30)
+        replaced: list[int] = []
+        added_ms = 0
+        while len(replaced) < 3:
+            # One is replaced; then any of the others crash or are restarted as they are.
+            place = order.choice([each for each in range(3) if each not in replaced])
+            replaced.append(place)
+            again = [place, *(order.randrange(3) for _ in range(order.randrange(4)))]
+            for each in again:
+                node, app = nodes[each]
+                if order.random() < 0.3:
+                    node.crash()
+                else:
+                    await node.stop()
+                if order.random() < 0.5:
+                    await asyncio.sleep(order.uniform(0, 4))
+                app = new if each in replaced else app
+                nodes[each] = (await world.node(app=app), app)
+                await asyncio.sleep(1)
+                added_ms = added_ms or world.now_ms
+                await asyncio.sleep(order.uniform(0, 40))
+        await asyncio.sleep(150)
+        found = {each.name for each in await world.store.schedules()}
+        assert found == {"kept", "added"}
+        first, last = added_ms // 10_000 + 1, world.now_ms // 10_000
+        ran = {int(tick.timestamp()) // 10 for tick in old_ran["added"] | new_ran["added"]}
+        assert ran - {first - 1} == set(range(first, last + 1))
+        removed = len(old_ran["removed"] | new_ran["removed"])
+        assert removed > 3
+        await asyncio.sleep(60)
+        assert len(old_ran["removed"] | new_ran["removed"]) == removed
+
+    virtual(story)
+
+
+def test_two_versions_side_by_side_never_undo_each_other() -> None:
+    async def story(world: World) -> None:
+        old, _ = app_with(world, "old")
+        new, _ = app_with(world, "new")
+        await world.node(app=old)
+        await world.node(app=new)
+        await asyncio.sleep(2)
+        before = [(each.name, each.rule) for each in await world.store.schedules()]
+        assert [name for name, _ in before] == ["new", "old"]
+        for _ in range(5):
+            node = await world.node(app=old)
+            await asyncio.sleep(100)
+            await node.stop()
+            await asyncio.sleep(100)
+            assert [(each.name, each.rule) for each in await world.store.schedules()] == before
+
+    virtual(story)
+
+
+def test_a_rule_that_an_old_worker_put_back_is_the_new_ones_once_the_old_is_gone() -> None:
+    async def story(world: World) -> None:
+        old, _ = app_with(world, "s", every="10s")
+        new, _ = app_with(world, "s", every="20s")
+
+        async def every_ms() -> int | None:
+            [found] = await world.store.schedules()
+            return Rule.decode(found.rule).every_ms
+
+        await world.node(app=new)
+        await asyncio.sleep(1)
+        late = await world.node(app=old)
+        await asyncio.sleep(130)
+        assert await every_ms() == 10_000
+        await late.stop()
+        await asyncio.sleep(70)
+        assert await every_ms() == 20_000
+
+    virtual(story)
+
+
+def test_a_worker_is_known_before_its_schedules_are_there() -> None:
+    """Or an older worker that starts at the same time would take them for removed ones."""
+
+    async def story(world: World) -> None:
+        app, _ = app_with(world, "s")
+        known: list[str] = []
+
+        class Watching(FaultyStore):
+            async def put_schedule(self, schedule: Schedule) -> Schedule:
+                workers = await world.store.workers(now_ms=world.now_ms)
+                known.extend(name for each in workers for name in each.schedules)
+                return await world.store.put_schedule(schedule)
+
+        await world.node(app=app, line=Watching(world.store))
+        await asyncio.sleep(1)
+        assert known == ["s"]
+
+    virtual(story)
+
+
+def test_a_worker_that_starts_while_its_schedule_is_deleted_keeps_it() -> None:
+    async def story(world: World) -> None:
+        bare, bare_ran = app_with(world)
+        full, ran = app_with(world, "s")
+        rule = full.declared["s"].encode()
+        await world.store.put_schedule(Schedule(name="s", rule=rule, next_ms=world.now_ms + 10_000))
+
+        class Meddling(FaultyStore):
+            """Another worker starts between the look and the deletion."""
+
+            async def delete_schedule(self, name: str) -> bool:
+                await world.node(app=full)
+                await asyncio.sleep(0.5)
+                return await world.store.delete_schedule(name)
+
+        await world.node(app=bare, line=Meddling(world.store))
+        await asyncio.sleep(25)
+        assert [each.name for each in await world.store.schedules()] == ["s"]
+        assert len(ran["s"] | bare_ran["s"]) == 2
+
+    virtual(story)
+
+
 def test_schedules_are_made_changed_paused_run_and_deleted_while_nodes_work() -> None:
     async def story(world: World) -> None:
         ran: list[str] = []
@@ -197,7 +624,8 @@ def test_the_code_changes_its_own_schedules_at_the_start_and_no_others() -> None
         await asyncio.sleep(1)
         found = {each.name: each for each in await world.app.schedules.list()}
         assert set(found) == {"kept", "changed", "made", "others"}
-        assert found["changed"].rule.every_ms == 7_200_000
+        changed = found["changed"].rule
+        assert changed is not None and changed.every_ms == 7_200_000
         assert found["changed"].paused, "what an operator paused stays paused"
         assert found["kept"].explained
 
@@ -280,3 +708,37 @@ def test_a_paused_schedule_has_no_plan_and_an_ended_one_neither() -> None:
     rule = Rule(every_ms=1_000, task="work").encode()
     assert plan(Schedule(name="s", rule=rule, next_ms=1, paused=True), 10_000, 0) is None
     assert plan(Schedule(name="s", rule=rule, next_ms=None), 10_000, 0) is None
+
+
+def test_a_worker_of_a_release_that_tells_no_schedules_is_understood() -> None:
+    old = (
+        b'{"name":"w","host":"h","pid":1,"version":"0","queues":["q"],"concurrency":1,'
+        b'"started_ms":1,"seen_ms":1,"gone_after_ms":1}'
+    )
+    assert msgspec.json.decode(old, type=WorkerInfo).schedules == ()
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_a_thousand_schedules_that_are_due_together_do_not_wait_for_each_other(
+    overlap: str,
+) -> None:
+    async def story(world: World) -> None:
+        late: list[int] = []
+
+        @world.app.task
+        async def work(tick: datetime) -> None:
+            late.append(world.now_ms - int(tick.timestamp()) * 1000)
+
+        class Slow(FaultyStore):
+            async def fire(self, *args: Any, **options: Any) -> bool:
+                await asyncio.sleep(0.02)
+                return await world.store.fire(*args, **options)
+
+        for n in range(1000):
+            await world.app.schedules.put(f"s{n}", "work", every="1m", overlap=overlap)
+        await world.node(line=Slow(world.store), concurrency=1000)
+        await asyncio.sleep(MINUTE + 5)
+        assert len(late) == 1000
+        assert max(late) <= (1 if overlap == "allow" else 100)
+
+    virtual(story)

@@ -68,19 +68,25 @@ class World:
         self.clock.set_by_ns += int(seconds * 1e9)
 
     async def node(
-        self, *, clock: Clock | None = None, line: FaultyStore | None = None, **options: Any
+        self,
+        *,
+        app: App | None = None,
+        clock: Clock | None = None,
+        line: FaultyStore | None = None,
+        **options: Any,
     ) -> Node:
+        app = app or self.app
         own, line = clock or self.clock, line or FaultyStore(self.store)
         store_clock = StoreClock(own, own=own is self.clock)
         await store_clock.measure(self.store.time_ns)
-        options.setdefault("queues", self.app.tasks.queues())
+        options.setdefault("queues", app.tasks.queues())
         worker = Worker(
             cast(Store, line),
-            self.app.tasks,
+            app.tasks,
             store_clock,
             own,
             WorkerOptions(**options),
-            schedules=self.app.declared,
+            schedules=app.declared,
             guarded=False,
         )
         self.nodes.append(Node(worker, line))

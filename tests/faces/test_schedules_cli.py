@@ -14,7 +14,8 @@ import pytest
 from tickwheel import App
 from tickwheel.cli import main
 from tickwheel.cli.simulate import clock_changes, simulate_rules
-from tickwheel.schedule import Rule
+from tickwheel.notes import NOTE
+from tickwheel.schedule import Rule, Schedule
 from tickwheel.span import due_ms
 
 
@@ -93,6 +94,46 @@ def test_a_schedule_that_is_not_there_is_said_in_one_line(shell: Shell) -> None:
     code, out, err = shell.run("pause", "nigthly")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "there are: nightly, often" in err
+
+
+def test_what_can_not_be_read_is_listed_and_the_note_of_a_move_is_not(
+    shell: Shell, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app = App(url)
+
+    async def spoil() -> None:
+        store = (await app.client()).store
+        await store.put_schedule(Schedule(name="odd", rule='{"task": "t", "moon": 1}', next_ms=1))
+        await store.put_schedule(
+            Schedule(name=NOTE, rule='{"ids": ["x"], "paused": []}', next_ms=None, paused=True)
+        )
+
+    app._run_sync(spoil())
+    app.sync.close()
+    code, out, err = shell.run("list")
+    assert code == 0
+    assert "nightly" in out and "can't be read" in out and NOTE not in out + err
+    assert "schedule odd does not tick: it can't be read by this release" in err
+    found = {each["name"]: each for each in shell.json("list")["schedules"]}
+    assert set(found) == {"nightly", "often", "odd"}
+    assert "can't be read" in found["odd"]["problem"] and found["often"]["problem"] is None
+    code, out, err = shell.run("simulate")
+    assert code == 0 and "nightly" in out and "left out: odd" in err
+    assert shell.json("simulate")["unreadable"] == ["odd"]
+    id = shell.json("run", "often")["job"]
+    assert main(["explain", id, "--store", url]) == 0
+    capsys.readouterr()
+    assert main(["doctor", "--store", url, "-o", "json"]) == 1
+    by_name = {each["about"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert "never ticks" in by_name["schedule odd"]["words"]
+    assert "1 jobs are on their way" in by_name["migrate-jobs"]["words"]
+    assert f"schedule {NOTE}" not in by_name
+    for verb in ("delete", "pause", "resume", "run"):
+        code, _, err = shell.run(verb, NOTE)
+        assert code == 2 and "Run the same command again" in err
+    assert shell.run("resume", "odd")[0] == 2
+    assert shell.run("delete", "odd")[0] == 0
 
 
 def test_the_next_ticks_of_an_expression_skip_no_clock_change(

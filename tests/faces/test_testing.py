@@ -426,6 +426,22 @@ async def test_a_job_that_waits_to_be_retried_overlaps_the_next_tick(
         assert after(runs, "work")[:5] == [minute * MINUTE for minute in expected]
 
 
+@pytest.mark.parametrize("overlap", ["skip", "cancel"])
+async def test_ticks_that_are_due_together_after_an_outage_do_not_overlap_each_other(
+    overlap: str,
+) -> None:
+    mine = App(NEVER)
+
+    @mine.every("5s", overlap=overlap, misfire="all")
+    async def often(tick: datetime) -> datetime:
+        return tick
+
+    async with sandbox(mine, start=START) as box:
+        await box.outage("1m2s")
+        assert [run.result for run in await box.drain()] == [START + MINUTE]
+        assert len(await box.travel("1m")) == 12
+
+
 @pytest.mark.parametrize(("misfire", "hours"), [("skip", []), ("one", [10]), ("all", [8, 9, 10])])
 async def test_ticks_missed_in_an_outage_follow_the_misfire_policy(
     misfire: str, hours: list[int]

@@ -18,10 +18,11 @@ from tickwheel import App, StoreUnavailable
 from tickwheel.cli import main
 from tickwheel.clock import StoreClock, SystemClock
 from tickwheel.job import State
+from tickwheel.notes import NOTE
 from tickwheel.schedule import Misfire, Overlap, Rule, Schedule
 from tickwheel.store import Query, Store
 from tickwheel.testing import FaultyStore
-from tickwheel.transfer import NOTE, Transfer
+from tickwheel.transfer import Transfer
 
 PAIRS = [("sqlite", "nats"), ("nats", "sqlite"), ("memory", "sqlite"), ("sqlite", "memory")]
 
@@ -173,6 +174,49 @@ async def test_a_move_that_breaks_off_at_any_call_is_finished_by_the_next(
         if not broke:
             return
     raise AssertionError("the move has no end")
+
+
+async def test_a_schedule_that_can_not_be_read_stays_and_the_rest_moves(
+    pair: list[Harness],
+) -> None:
+    old, new = pair
+    await old.add(old.job("a", delay_ms=3_600_000))
+    await old.store.put_schedule(Schedule(name="nightly", rule=RULE, next_ms=2_000_000_000_000))
+    odd = await old.store.put_schedule(Schedule(name="odd", rule="?", next_ms=2_000_000_000_000))
+    plan = await Transfer(old.store, new.store, StoreClock(SystemClock())).plan()
+    assert (plan.schedules, plan.unreadable) == (("nightly",), ("odd",))
+    moved = (await transfer(old.store, new.store)).moved
+    assert (moved.jobs, moved.schedules, moved.unreadable) == (1, 1, 1)
+    assert await old.store.schedules() == [odd]
+    assert [each.name for each in await new.store.schedules()] == ["nightly"]
+
+
+async def test_a_schedule_on_its_way_ticks_in_no_store(tmp_path: Path) -> None:
+    """A move breaks off halfway with a schedule; workers of the old store let it be."""
+    app = App("memory://")
+    ran: list[str] = []
+
+    @app.task
+    async def note() -> None:
+        ran.append("tick")
+
+    new = KNOWN["memory"](tmp_path)
+    await new.open()
+    async with app:
+        await app.schedules.put("s", "note", every="1s")
+        store = (await app.client()).store
+        breaking = Breaking(2, acted=False)  # its put there
+        with pytest.raises(StoreUnavailable):
+            await transfer(store, breaking.around(new.store))
+        assert [each.moving for each in await app.schedules.list()] == [True]
+        async with app.worker():
+            await asyncio.sleep(2.5)
+        assert ran == []
+        await transfer(store, new.store)
+        assert await store.schedules() == []
+    [moved] = await new.store.schedules()
+    assert moved.next_ms is not None and moved.next_ms < 3 * 10**12
+    await new.close()
 
 
 async def test_a_queue_that_was_paused_stays_paused(pair: list[Harness]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tickwheel import doctor
-from tickwheel.schedule import GRACE_MS, Misfire, Overlap, Rule, Schedule
+from tickwheel.notes import Note
+from tickwheel.schedule import GRACE_MS, MOVING_MS, Misfire, Overlap, Rule, Schedule
 from tickwheel.store import Durability, Finding, Level, QueueInfo, WorkerInfo
 
 NOW_MS = 1_800_000_000_000
@@ -114,12 +116,40 @@ def test_a_schedule_that_can_not_be_read_or_does_not_fire() -> None:
     late = Schedule(name="late", rule=rule, next_ms=NOW_MS - GRACE_MS - 1)
     paused = Schedule(name="paused", rule=rule, next_ms=0, paused=True)
     broken = Schedule(name="broken", rule=rule.replace("0 2", "99 2"), next_ms=NOW_MS)
-    found = list(doctor.of_schedules([fine, late, paused, broken], NOW_MS))
+    found = list(doctor.of_schedules([fine, late, paused, broken], NOW_MS, ahead_ms=1_000))
     assert [(each.level, each.about) for each in found] == [
         (Level.BAD, "schedule late"),
         (Level.BAD, "schedule broken"),
     ]
     assert "99" in found[1].words
+
+
+def test_a_schedule_whose_next_tick_a_wrong_clock_gave() -> None:
+    rule = Rule(every_ms=60_000, task="t")
+    fine = Schedule(name="fine", rule=rule.encode(), next_ms=NOW_MS + 60_000)
+    silent = msgspec.structs.replace(fine, name="silent", next_ms=NOW_MS + 86_400_000)
+    none = msgspec.structs.replace(fine, name="none", next_ms=None)
+    paused = msgspec.structs.replace(silent, name="paused", paused=True)
+    moving = msgspec.structs.replace(fine, name="moving", next_ms=MOVING_MS)
+    found = list(doctor.of_schedules([fine, silent, none, paused, moving], NOW_MS, ahead_ms=1_000))
+    assert [(each.level, each.about) for each in found] == [
+        (Level.BAD, "schedule silent"),
+        (Level.BAD, "schedule none"),
+        (Level.BAD, "schedule moving"),
+    ]
+    assert (
+        "stored as 2027-01-16 08:00:00Z, but its rule gives 2027-01-15 08:01:00Z" in found[0].words
+    )
+    assert "stored as none" in found[1].words
+    assert "on its way to another store" in found[2].words
+
+
+def test_a_move_that_has_not_finished() -> None:
+    assert list(doctor.of_move(None)) == []
+    [found] = doctor.of_move(Note(ids=["a", "b"], paused=["default", "mail"]))
+    assert found.level is Level.BAD
+    assert "2 jobs are on their way, and it has paused default, mail" in found.words
+    assert "run the same one again" in found.fix
 
 
 def test_time_zones_older_than_the_package() -> None:

@@ -42,6 +42,7 @@ def explain(id: str, where: Where, as_json: bool) -> None:
 
 async def _facts(client: Client, id: str, app: App, where: Where) -> Facts:
     from tickwheel.explain import Facts
+    from tickwheel.notes import schedules_of
     from tickwheel.worker import WorkerOptions
 
     job = await client.get(id)
@@ -51,7 +52,7 @@ async def _facts(client: Client, id: str, app: App, where: Where) -> Facts:
         job=job,
         queue=queues.get(job.queue),
         workers=await client.workers(),
-        schedules=await client.store.schedules(),
+        schedules=await schedules_of(client.store),
         now_ms=client.clock.now_ms(),
         takeovers=WorkerOptions(queues=()).takeovers,
         task_retries=retries.get(job.task),

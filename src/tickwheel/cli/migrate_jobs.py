@@ -93,6 +93,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
             ("to finish", f"{plan.unfinished:,} jobs of a move that broke off"),
             ("to stay", f"{plan.running:,} jobs that run"),
             ("replaced", ", ".join(plan.replaced) or "no schedules"),
+            ("unreadable", ", ".join(plan.unreadable) or "no schedules"),
         ]
     )
 
@@ -104,3 +105,5 @@ def _show_moved(moved: Moved, as_json: bool) -> None:
     click.echo(f"moved: {moved.jobs:,} jobs, {moved.schedules:,} schedules")
     if moved.known:
         say(f"{moved.known:,} ids were there already: those jobs are left as they are there")
+    if moved.unreadable:
+        say(f"{moved.unreadable:,} schedules can't be read by this release: they stay in FROM")

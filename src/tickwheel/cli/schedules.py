@@ -45,17 +45,21 @@ def list_(where: Where, as_json: bool) -> None:
     found, now_ms = ask(where, look)
     if as_json:
         emit_json({"schedules": [_document(each) for each in found]})
-    elif found:
+        return
+    if found:
         _show(found, now_ms)
     else:
         say("no schedules")
+    for each in found:
+        if each.problem is not None:
+            say(f"schedule {each.name} does not tick: {each.problem}")
 
 
 def _show(found: list[ScheduleInfo], now_ms: int) -> None:
     from zoneinfo import ZoneInfo
 
-    zones = [zone_of(each.rule) for each in found]
-    there = [_next(each, ZoneInfo(tz)) for each, tz in zip(found, zones, strict=True)]
+    zones = ["" if each.rule is None else zone_of(each.rule) for each in found]
+    there = [_next(each, ZoneInfo(tz or "UTC")) for each, tz in zip(found, zones, strict=True)]
     here = [_next(each, None) for each in found]
     # Where all schedules go by the clock of this place, one of the two times says it all.
     elsewhere = there != here
@@ -73,7 +77,7 @@ def _show(found: list[ScheduleInfo], now_ms: int) -> None:
             (
                 each.name,
                 each.task,
-                each.explained,
+                each.explained if each.problem is None else ("can't be read", "red"),
                 zones[i],
                 ("paused", "yellow") if each.paused else there[i],
                 *(["" if each.paused else here[i]] if elsewhere else []),
@@ -85,11 +89,13 @@ def _show(found: list[ScheduleInfo], now_ms: int) -> None:
 
 
 def _next(schedule: ScheduleInfo, zone: tzinfo | None) -> str:
+    if schedule.moving:
+        return "moving"
     return "never" if schedule.next is None else wall(schedule.next, zone)
 
 
 def _away(schedule: ScheduleInfo, now_ms: int) -> str:
-    if schedule.next is None or schedule.paused:
+    if schedule.next is None or schedule.paused or schedule.moving:
         return ""
     return relative(int(schedule.next.timestamp() * 1000), now_ms)
 
@@ -97,7 +103,15 @@ def _away(schedule: ScheduleInfo, now_ms: int) -> str:
 def _document(schedule: ScheduleInfo) -> dict[str, Any]:
     from zoneinfo import ZoneInfo
 
-    rule, tz = schedule.rule, zone_of(schedule.rule)
+    rule = schedule.rule
+    if rule is None:
+        return {
+            "name": schedule.name,
+            "paused": schedule.paused,
+            "last_job": schedule.last_id,
+            "problem": schedule.problem,
+        }
+    tz = zone_of(rule)
     there = None if schedule.next is None else schedule.next.astimezone(ZoneInfo(tz))
     return {
         "name": schedule.name,
@@ -113,6 +127,7 @@ def _document(schedule: ScheduleInfo) -> dict[str, Any]:
         "overlap": rule.overlap.value,
         "from_code": rule.from_code,
         "last_job": schedule.last_id,
+        "problem": None,
     }
 
 

@@ -279,28 +279,36 @@ def simulate(start: str | None, end: str | None, limit: int, where: Where, as_js
     --app also for schedules that only the code has yet.
     """
     start_ms, end_ms = _stretch(start, end)
-    rules, paused = _rules(where)
+    rules, paused, unreadable = _rules(where)
     found = simulate_rules(rules, start_ms, end_ms)
     parts = summary(found.ticks, start_ms, end_ms)
     if as_json:
         emit_json(
             _document(found, rules, limit, parts)
-            | {"from": iso(moment(start_ms)), "to": iso(moment(end_ms)), "paused": paused}
+            | {
+                "from": iso(moment(start_ms)),
+                "to": iso(moment(end_ms)),
+                "paused": paused,
+                "unreadable": unreadable,
+            }
         )
         return
+    if unreadable:
+        say(f"can't be read by this release, so left out: {', '.join(unreadable)}")
     if paused:
         say(f"paused, so left out: {', '.join(paused)}")
     _show(found, rules, limit, parts)
 
 
-def _rules(where: Where) -> tuple[dict[str, Rule], list[str]]:
-    """The rules that tick, by name, and the names of those that are paused."""
-    from tickwheel.schedule import Rule
+def _rules(where: Where) -> tuple[dict[str, Rule], list[str], list[str]]:
+    """The rules that tick, by name, and the names of those that are paused or can't be read."""
+    from tickwheel.notes import schedules_of
+    from tickwheel.schedules import ScheduleInfo
 
     declared = app_of(where).declared
 
     async def look(client: Client) -> list[Schedule]:
-        return await client.store.schedules()
+        return await schedules_of(client.store)
 
     try:
         stored = ask(where, look)
@@ -309,10 +317,13 @@ def _rules(where: Where) -> tuple[dict[str, Rule], list[str]]:
             raise
         say(f"note: only the schedules of the code: {error}")
         stored = []
-    paused = [each.name for each in stored if each.paused]
+    found = [ScheduleInfo.of(each) for each in stored]
+    paused = [each.name for each in found if each.paused]
     # The code is the master of what it declares, and changes the store's at the next start.
-    rules = {each.name: Rule.decode(each.rule) for each in stored} | declared
-    return {name: rule for name, rule in rules.items() if name not in paused}, paused
+    rules = {each.name: each.rule for each in found if each.rule is not None} | declared
+    unreadable = [each.name for each in found if each.name not in rules]
+    ticking = {name: rule for name, rule in rules.items() if name not in paused}
+    return ticking, paused, unreadable
 
 
 def _show(found: Simulation, rules: Mapping[str, Rule], limit: int, parts: list[Part]) -> None:

@@ -58,14 +58,14 @@ class Ticks(Scheduler):
         await self._reconcile()
 
     async def fire(self) -> None:
-        for schedule in await self._store.schedules():
-            await self._fire_if_due(schedule)
+        for schedule in await self._look():
+            await self._fire_due([schedule])
 
     async def next_ms(self, now_ms: int) -> int | None:
         """The next tick of all. What is due already has just been fired, or can't be."""
         coming = [
             each.next_ms
-            for each in await self._store.schedules()
+            for each in await self._look()
             if each.next_ms is not None and each.next_ms > now_ms and not each.paused
         ]
         return min(coming, default=None)

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import apsw
 import msgspec
@@ -388,16 +388,28 @@ def delete_schedule(db: apsw.Connection, name: str) -> bool:
     return db.changes() > 0
 
 
-def fire(db: apsw.Connection, schedule: Schedule, jobs: Sequence[Job], next_ms: int | None) -> bool:
+# A schedule as it was read, the jobs of its tick, its next tick.
+Firing: TypeAlias = tuple[Schedule, Sequence[Job], int | None]
+
+
+def fire(db: apsw.Connection, firings: Sequence[Firing]) -> list[bool]:
+    """Each is decided on its own; all are written together."""
+    fired = [_move_on(db, *firing) for firing in firings]
+    jobs = [job for moved, firing in zip(fired, firings, strict=True) if moved for job in firing[1]]
+    if jobs:
+        add(db, jobs)
+    return fired
+
+
+def _move_on(
+    db: apsw.Connection, schedule: Schedule, jobs: Sequence[Job], next_ms: int | None
+) -> bool:
     db.execute(
         f"""update schedule set next_ms = ?, last_id = ifnull(?, last_id), fence = {_NEW_FENCE}
            where name = ? and fence = ?""",
         (next_ms, jobs[-1].id if jobs else None, schedule.name, schedule.fence),
     )
-    if not db.changes():
-        return False
-    add(db, jobs)
-    return True
+    return db.changes() > 0
 
 
 def pause(db: apsw.Connection, queue: str, paused: bool) -> None:

@@ -11,13 +11,14 @@ each of the thousands of calls would have to win the lock back from it. See docs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from tickwheel.batch import Batcher
 from tickwheel.clock import MS_NS, Clock, SystemClock, wall_ns
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
@@ -37,6 +38,8 @@ ASK_S = 0.02
 BATCH = 1000
 # A step that waits longer than this for its turn waits for a lock.
 WAITED_MS = 250
+# Payloads of schedules that are fired in one transaction.
+FIRE_CHARACTERS = 4 * 1024 * 1024
 
 
 class SqliteStore:
@@ -60,6 +63,7 @@ class SqliteStore:
         self._writer: Lane | None = None
         self._reader: Lane | None = None
         self._pulse: Pulse | None = None
+        self._firing: Batcher[steps.Firing, bool] = Batcher(self._fire, limit=BATCH)
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock | None = None) -> SqliteStore:
@@ -254,8 +258,14 @@ class SqliteStore:
         return await self._read(steps.schedules)
 
     async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
-        fired = await self._write(steps.fire, schedule, jobs, next_ms)
-        self._tell()
+        return await self._firing.send((schedule, jobs, next_ms))
+
+    async def _fire(self, firings: Sequence[steps.Firing]) -> list[bool]:
+        """Schedules that are due together share transactions, of no more jobs than others."""
+        fired: list[bool] = []
+        for some in _shares(firings):
+            fired += await self._write(steps.fire, some)
+            self._tell()
         return fired
 
     # --- Looking and operating
@@ -290,3 +300,18 @@ class SqliteStore:
 
     async def findings(self) -> list[Finding]:
         return await self._read(steps.findings, self._path)
+
+
+def _shares(firings: Sequence[steps.Firing]) -> Iterator[list[steps.Firing]]:
+    """One firing is never split, so one alone may be larger than a batch."""
+    share: list[steps.Firing] = []
+    jobs = characters = 0
+    for firing in firings:
+        jobs += len(firing[1])
+        characters += sum(len(job.payload) for job in firing[1])
+        share.append(firing)
+        if jobs >= BATCH or characters >= FIRE_CHARACTERS:
+            yield share
+            share, jobs, characters = [], 0, 0
+    if share:
+        yield share
