@@ -46,6 +46,7 @@ RACING = "tests/contract/test_racing.py"
 LOOKING = "tests/contract/test_looking.py"
 TRANSFER = "tests/faults/test_transfer.py"
 TRANSACTIONS = "tests/faults/test_transactions.py"
+OUTBOX = "tests/faults/test_outbox.py"
 
 
 @dataclass(frozen=True)
@@ -571,11 +572,32 @@ FAULTS = [
     ),
     Fault(
         "the outbox forgets jobs before they are handed over", "I5", "outbox.py",
-        "    if jobs:\n        await store.add(jobs)\n    if rows:\n"
-        "        await database.delete([number for number, _ in rows])\n",
-        "    if rows:\n        await database.delete([number for number, _ in rows])\n"
-        "    if jobs:\n        await store.add(jobs)\n",
+        "    if jobs:\n        reasons |= await _add(store, jobs)\n",
+        "    if jobs:\n        await database.delete([n for n, _ in jobs])\n"
+        "        reasons |= await _add(store, jobs)\n",
         TRANSACTIONS,
+    ),
+    Fault(
+        "the outbox gives a number twice", "I5", "outbox.py",
+        "n integer primary key autoincrement, job text", "n integer primary key, job text",
+        OUTBOX,
+    ),
+    Fault(
+        "an older relay deletes what it has not read", "I5", "outbox.py",
+        "_BEYOND = 1_000_000", "_BEYOND = 0",
+        OUTBOX,
+    ),
+    Fault(
+        "the outbox drops what is no job", "I5", "outbox.py",
+        "    added = [n for n, _ in jobs if n not in reasons]\n",
+        "    added = [*reasons, *(n for n, _ in jobs)]\n",
+        OUTBOX,
+    ),
+    Fault(
+        "a job that is refused ends the relay", "I3", "outbox.py",
+        "        if len(jobs) == 1:\n            return {jobs[0][0]: error}\n",
+        "        if len(jobs) == 1:\n            raise\n",
+        OUTBOX,
     ),
     Fault(
         "two SQLite libraries open one file", "contract", SQLITE,

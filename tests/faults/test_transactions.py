@@ -430,7 +430,7 @@ async def test_what_is_no_job_does_not_hold_up_the_others(outbox: Place) -> None
         connection.execute(f"insert into {TABLE} (job) values ('nonsense')")
         outbox.ship.using(connection=connection, delay="1h").enqueue_sync(1)
     assert await outbox.ids() == ["job"]
-    assert left(outbox) == 0
+    assert left(outbox) == 1
 
 
 # --- Mistakes
