@@ -47,6 +47,8 @@ LOOKING = "tests/contract/test_looking.py"
 TRANSFER = "tests/faults/test_transfer.py"
 TRANSACTIONS = "tests/faults/test_transactions.py"
 OUTBOX = "tests/faults/test_outbox.py"
+LIBRARIES = "tests/unit/test_sqlite_libraries.py"
+LIBRARIES_OF_SQLITE = "stores/sqlite/libraries.py"
 
 
 @dataclass(frozen=True)
@@ -603,6 +605,27 @@ FAULTS = [
         "two SQLite libraries open one file", "contract", SQLITE,
         'if driver != "apsw" and is_open(self._path):', "if False:",
         TRANSACTIONS,
+    ),
+    Fault(
+        "a store is opened on a file that sqlite3 has open", "I1", LIBRARIES_OF_SQLITE,
+        "if file is not None and not _through_apsw(file) and _open_elsewhere(file):", "if False:",
+        LIBRARIES,
+    ),
+    Fault(
+        "sqlite3 opens the file of an open store", "I1", LIBRARIES_OF_SQLITE,
+        "        _refuse(args[0])\n", "        pass\n",
+        LIBRARIES,
+    ),
+    Fault(
+        "sqlite3 opens the file of an open store by another name", "I1", LIBRARIES_OF_SQLITE,
+        "    return [path, unquote_to_bytes(uri)]", "    return [path]",
+        LIBRARIES,
+    ),
+    Fault(
+        "an outbox is in the file of the store", "I1", "outbox.py",
+        "if self._path and isinstance(store, InFile) and _same_file(self._path, store.path):",
+        "if False:",
+        LIBRARIES,
     ),
     Fault(
         "added jobs forget what was tried before", "contract", STEPS,

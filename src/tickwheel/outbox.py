@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -32,7 +33,7 @@ from tickwheel.errors import (
 )
 from tickwheel.job import Job
 from tickwheel.store import Store
-from tickwheel.transaction import Statement
+from tickwheel.transaction import InFile, Statement
 
 log = logging.getLogger("tickwheel")
 
@@ -80,7 +81,7 @@ class _Database(Protocol):
 class Outbox:
     """An outbox by the URL of the database that it is in."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, store: Store | None = None) -> None:
         scheme = url.partition("://")[0]
         self._path: Path | None = None
         if scheme in ("postgresql", "postgres"):
@@ -93,9 +94,23 @@ class Outbox:
                 f"an outbox is in a postgresql:// or sqlite:// database, not {scheme or url!r}"
             )
         self._url = url
+        # How many relays of this process have the database open.
+        self._relays = 0
+        if self._path and isinstance(store, InFile) and _same_file(self._path, store.path):
+            raise BadConfig(
+                f"the outbox is in {self._path}, the file of the store itself, which needs no "
+                "outbox: leave it out and give connection= (an apsw one where this process has "
+                "the store open), or keep the jobs in a file of their own"
+            )
 
     def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
         """The statement that leaves these jobs for the relay."""
+        if self._dialect == "sqlite" and driver == "apsw" and self._relays:
+            raise BadConfig(
+                f"a relay of this process has {self._path} open through Python's sqlite3, and "
+                "apsw is another SQLite library: two of them on one file undo each other's locks. "
+                "Give a connection of sqlite3's"
+            )
         rows = {
             "postgresql": "jsonb_array_elements_text(cast(%(jobs)s as jsonb))",
             "sqlite": "json_each(%(jobs)s)",
@@ -112,39 +127,37 @@ class Outbox:
     async def relay(self, store: Store, clock: StoreClock, going: Callable[[], bool]) -> None:
         """Hand jobs over for as long as `going`; what can't be reached is tried again."""
         contact = Contact(clock)
-        database = self._database()
-        try:
+        async with self._database() as database:
             await contact.insist(database.open, while_=going)
             while going():
                 handed = await contact.insist(lambda: hand_over(database, store), while_=going)
                 if not any(handed or ()):
                     await asyncio.sleep(LOOK_S)
-        finally:
-            await database.close()
 
     async def empty(self, store: Store) -> int:
         """Hand over all that is there now; says how many jobs that was."""
-        database = self._database()
-        try:
+        async with self._database() as database:
             await database.open()
             total = 0
             while any(handed := await hand_over(database, store)):
                 total += handed.over
             return total
-        finally:
-            await database.close()
 
     async def aside(self) -> int:
         """How many rows are set aside."""
-        database = self._database()
-        try:
+        async with self._database() as database:
             await database.open()
             return await database.count_aside()
+
+    @asynccontextmanager
+    async def _database(self) -> AsyncIterator[_Database]:
+        database = _Postgres(self._url) if self._path is None else _Sqlite(self._path)
+        self._relays += 1
+        try:
+            yield database
         finally:
             await database.close()
-
-    def _database(self) -> _Database:
-        return _Postgres(self._url) if self._path is None else _Sqlite(self._path)
+            self._relays -= 1
 
 
 async def hand_over(database: _Database, store: Store) -> Handed:
@@ -201,6 +214,12 @@ async def _refused(store: Store, jobs: Sequence[tuple[int, Job]]) -> dict[int, E
 # --- The two databases
 
 
+def _same_file(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
 class _Sqlite:
     """Through Python's own module, as most users' connections: two SQLite libraries in one process
     must not open the same file, because each undoes the other's locks."""
@@ -210,6 +229,14 @@ class _Sqlite:
         self._db: sqlite3.Connection | None = None
 
     async def open(self) -> None:
+        apsw = sys.modules.get("apsw")
+        for each in apsw.connections() if apsw else ():
+            if each.filename and _same_file(Path(each.filename), self._path):
+                raise BadConfig(
+                    f"this process has {self._path} open through apsw, and the outbox is read "
+                    "through Python's sqlite3: two SQLite libraries on one file undo each other's "
+                    "locks. Use sqlite3 for it in this process"
+                )
         await self._run(_make_table)
 
     async def close(self) -> None:

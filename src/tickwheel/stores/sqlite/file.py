@@ -14,6 +14,7 @@ import apsw
 
 from tickwheel.clock import sleep_blocking
 from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
+from tickwheel.stores.sqlite.libraries import open_alone
 
 T = TypeVar("T")
 
@@ -23,11 +24,6 @@ LOOK_S = 0.005
 BUSY_S = 15.0
 # Jobs in the file do not cost memory; this much of it is kept at hand, per connection.
 CACHE_KIB = 8 * 1024
-
-
-def is_open(path: Path) -> bool:
-    """Whether this process has the file open through our SQLite library."""
-    return any(each.filename == str(path.resolve()) for each in apsw.connections())
 
 
 class Lane:
@@ -123,7 +119,7 @@ def connect(path: Path, sync: str) -> apsw.Connection:
         pass
     except OSError as error:
         raise StoreUnavailable(f"{path} can't be created: {error.strerror}") from None
-    db = apsw.Connection(str(path))
+    db, _ = open_alone(path)
     db.set_busy_handler(_patiently)
     db.pragma("journal_mode", "wal")
     db.pragma("synchronous", sync)

@@ -25,7 +25,8 @@ from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores.sqlite import steps
-from tickwheel.stores.sqlite.file import Lane, Pulse, connect, in_transaction, is_open, migrate
+from tickwheel.stores.sqlite.file import Lane, Pulse, connect, in_transaction, migrate
+from tickwheel.stores.sqlite.libraries import is_open
 from tickwheel.throttle import Rate
 from tickwheel.transaction import Statement
 
@@ -77,6 +78,11 @@ class SqliteStore:
                 f"unknown option {next(iter(known))!r} in {url!r}: there are ahead, sync"
             )
         return cls(unquote(where[1:]), clock=clock, ahead_ms=ahead_ms, sync=sync)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     # --- Life
 
@@ -144,8 +150,7 @@ class SqliteStore:
     def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
         """For a connection of the user's own to the same file; needs SQLite 3.38 or later.
 
-        Ours is another SQLite library than Python's own, and two of them in one process undo each
-        other's locks. So where this process has the store open, only apsw will do.
+        Where this process has the store open, only apsw will do: see `libraries`.
         """
         if driver != "apsw" and is_open(self._path):
             raise BadConfig(
