@@ -47,6 +47,7 @@ LOOKING = "tests/contract/test_looking.py"
 TRANSFER = "tests/faults/test_transfer.py"
 TRANSACTIONS = "tests/faults/test_transactions.py"
 OUTBOX = "tests/faults/test_outbox.py"
+FILE = "tests/unit/test_sqlite_file.py"
 LIBRARIES = "tests/unit/test_sqlite_libraries.py"
 LIBRARIES_OF_SQLITE = "stores/sqlite/libraries.py"
 
@@ -398,7 +399,18 @@ FAULTS = [
     Fault(
         "sqlite: a failed step is kept in part", "I1", "stores/sqlite/file.py",
         '            db.execute("rollback")', '            db.execute("commit")',
-        "tests/unit/test_sqlite_file.py",
+        FILE,
+    ),
+    Fault(
+        "sqlite: a removed file goes on acknowledging", "I1", "stores/sqlite/file.py",
+        "            if self._path is not None:\n                check_in_place",
+        "            if False:\n                check_in_place",
+        FILE,
+    ),
+    Fault(
+        "sqlite: a bug is told as an absence", "contract", "stores/sqlite/file.py",
+        "    except _PASSING as error:", "    except apsw.Error as error:",
+        FILE,
     ),
     # --- The engine, in virtual time
     Fault(

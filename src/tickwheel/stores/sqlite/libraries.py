@@ -47,7 +47,12 @@ def identity(path: str | bytes | os.PathLike[Any]) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def open_alone(path: Path) -> tuple[apsw.Connection, Identity | None]:
+def file_of(db: apsw.Connection) -> Identity | None:
+    """The file that a connection of the store's was opened on."""
+    return _ours.get(db)
+
+
+def open_alone(path: Path) -> apsw.Connection:
     """A connection of the store's to a file that exists; BadConfig where another library has it."""
     global _opening
     with _lock:
@@ -65,7 +70,7 @@ def open_alone(path: Path) -> tuple[apsw.Connection, Identity | None]:
             db = apsw.Connection(str(path))
             if file is not None:
                 _ours[db] = file
-            return db, file
+            return db
         finally:
             _opening = None
 

@@ -89,20 +89,17 @@ class SqliteStore:
     async def open(self) -> None:
         if self._writer is not None:
             return
-        writer = Lane("writer")
+        writer, reader = Lane("writer"), Lane("reader")
         try:
-            await writer.run(self._connect, writer)
+            await writer.open(self._path, self._sync)
             await writer.run(migrate, writer.db)
-            reader = Lane("reader")
-            await reader.run(self._connect, reader)
+            await reader.open(self._path, self._sync)
+            self._pulse = Pulse(connect(self._path, self._sync))
         except BaseException:
-            writer.close()
+            await reader.close()
+            await writer.close()
             raise
         self._writer, self._reader = writer, reader
-        self._pulse = Pulse(connect(self._path, self._sync))
-
-    def _connect(self, lane: Lane) -> None:
-        lane.db = connect(self._path, self._sync)
 
     async def close(self) -> None:
         writer, reader, pulse = self._writer, self._reader, self._pulse
@@ -112,8 +109,7 @@ class SqliteStore:
         # The writer last: the last connection to close folds the log back into the file.
         for lane in (reader, writer):
             if lane is not None:
-                await lane.run(lane.db.close)
-                lane.close()
+                await lane.close()
 
     def twin(self) -> SqliteStore:
         return SqliteStore(self._path, clock=self._clock, ahead_ms=self.ahead_ms, sync=self._sync)
