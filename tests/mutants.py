@@ -47,6 +47,7 @@ LOOKING = "tests/contract/test_looking.py"
 TRANSFER = "tests/faults/test_transfer.py"
 TRANSACTIONS = "tests/faults/test_transactions.py"
 OUTBOX = "tests/faults/test_outbox.py"
+BATCHES = "tests/unit/test_sqlite_batches.py"
 FILE = "tests/unit/test_sqlite_file.py"
 LIBRARIES = "tests/unit/test_sqlite_libraries.py"
 LIBRARIES_OF_SQLITE = "stores/sqlite/libraries.py"
@@ -360,7 +361,7 @@ FAULTS = [
     ),
     Fault(
         "sqlite: a lease that holds is taken over", "I5", STEPS,
-        "and lease_until_ms <= :now\n", "and lease_until_ms <= :now + 1000\n",
+        'and lease_until_ms <= :now"\n', 'and lease_until_ms <= :now + 1000"\n',
     ),
     Fault(
         "sqlite: an asked job is handed out after its lease", "cancel", STEPS,
@@ -386,7 +387,23 @@ FAULTS = [
     ),
     Fault(
         "sqlite: a paused queue is handed out", "pause", STEPS,
-        "queues = [queue for queue in queues if queue not in paused]", "",
+        " except select queue from paused", "",
+    ),
+    Fault(
+        "sqlite: a claim is bounded by count alone", "contract", STEPS,
+        '_FITS = "(total <= :bytes or total = size)"', '_FITS = ":bytes is not null"',
+        BATCHES,
+    ),
+    Fault(
+        "sqlite: an empty claim waits for the lock", "contract", SQLITE,
+        "        if not steps.claimable(db, where):\n            return []\n", "",
+        BATCHES,
+    ),
+    Fault(
+        "sqlite: a large cancel lets nobody in", "contract", SQLITE,
+        "            part = ids[len(answers) : len(answers) + BATCH]\n",
+        "            part = ids[len(answers) :]\n",
+        BATCHES,
     ),
     Fault(
         "sqlite: prune forgets what is not old", "prune", STEPS,

@@ -11,11 +11,12 @@ each of the thousands of calls would have to win the lock back from it. See docs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
+import apsw
 import msgspec
 
 from tickwheel.clock import Clock, SystemClock
@@ -24,7 +25,7 @@ from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
-from tickwheel.stores.sqlite import steps
+from tickwheel.stores.sqlite import health, steps
 from tickwheel.stores.sqlite.file import Lane, Pulse, connect, in_transaction, migrate
 from tickwheel.stores.sqlite.libraries import is_open
 from tickwheel.throttle import Rate
@@ -36,6 +37,32 @@ T = TypeVar("T")
 ASK_S = 0.02
 # One transaction moves at most this many jobs, so that no other step waits long for its turn.
 BATCH = 1000
+
+
+def _portions(
+    items: Sequence[T], weigh: Callable[[T], int], most: int, most_bytes: int
+) -> Iterator[list[T]]:
+    """The items in order, in lists of at most so many and so much; none is empty."""
+    portion: list[T] = []
+    weight = 0
+    for item in items:
+        size = weigh(item)
+        if portion and (len(portion) == most or weight + size > most_bytes):
+            yield portion
+            portion, weight = [], 0
+        portion.append(item)
+        weight += size
+    if portion:
+        yield portion
+
+
+def _job_size(job: Job) -> int:
+    return len(job.payload)
+
+
+def _settlement_size(settlement: Settlement) -> int:
+    # SQLite writes the whole row again, with all that the job carries.
+    return len(settlement.job.payload) + len(settlement.result or "")
 
 
 class SqliteStore:
@@ -119,10 +146,13 @@ class SqliteStore:
 
     async def _write(self, step: Callable[..., T], *args: Any) -> T:
         """Run a step in one transaction: all of it is on disk when this returns, or none."""
+        writer = self._open_writer()
+        return await writer.run(in_transaction, writer.db, step, writer.db, *args)
+
+    def _open_writer(self) -> Lane:
         if self._writer is None:
             raise StoreUnavailable("the store is closed")
-        db = self._writer.db
-        return await self._writer.run(in_transaction, db, step, db, *args)
+        return self._writer
 
     async def _read(self, look: Callable[..., T], *args: Any) -> T:
         if self._reader is None:
@@ -138,8 +168,8 @@ class SqliteStore:
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         added: list[bool] = []
-        for start in range(0, len(jobs), BATCH):
-            added += await self._write(steps.add, jobs[start : start + BATCH])
+        for part in _portions(jobs, _job_size, BATCH, steps.BATCH_BYTES):
+            added += await self._write(steps.add, part)
             self._tell()
         return added
 
@@ -159,35 +189,59 @@ class SqliteStore:
     async def claim(
         self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
     ) -> list[Job]:
-        queues = list(dict.fromkeys(queues))
         if not queues or limit < 1:
             return []
-        where = {"now": now_ms, "ahead": self.ahead_ms, "limit": min(limit, BATCH)}
-        return await self._write(steps.claim, queues, where, worker, lease_ms)
+        where = {
+            "queues": msgspec.json.encode(queues).decode(),
+            "now": now_ms,
+            "ahead": self.ahead_ms,
+            "limit": min(limit, BATCH),
+        }
+        writer = self._open_writer()
+        return await writer.run(self._claim, writer.db, where, worker, lease_ms)
+
+    def _claim(
+        self, db: apsw.Connection, where: dict[str, Any], worker: str, lease_ms: int
+    ) -> list[Job]:
+        """Workers ask far more often than there is anything: only then is the file locked."""
+        if not steps.claimable(db, where):
+            return []
+        return in_transaction(db, steps.claim, db, where, worker, lease_ms)
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        return await self._write(steps.extend, jobs, now_ms, lease_ms) if jobs else []
+        answers: list[Job | None] = []
+        for part in _portions(jobs, _job_size, BATCH, steps.BATCH_BYTES):
+            answers += await self._write(steps.extend, part, now_ms, lease_ms)
+        return answers
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers: list[bool] = []
-        for start in range(0, len(settlements), BATCH):
-            answers += await self._write(steps.settle, settlements[start : start + BATCH], now_ms)
+        for part in _portions(settlements, _settlement_size, BATCH, steps.BATCH_BYTES):
+            answers += await self._write(steps.settle, part, now_ms)
         if any(settlement.state is State.WAITING for settlement in settlements):
             self._tell()
         return answers
 
     async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
-        answers = await self._write(steps.cancel, ids, now_ms)
-        self._tell()
-        return answers
+        return await self._in_parts(steps.cancel, ids, now_ms)
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
-        answers = await self._write(steps.rerun, ids, now_ms)
-        self._tell()
-        return answers
+        return await self._in_parts(steps.rerun, ids, now_ms)
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
-        return await self._write(steps.delete, ids)
+        return await self._in_parts(steps.delete, ids)
+
+    async def _in_parts(
+        self, step: Callable[..., list[T]], ids: Sequence[str], *args: Any
+    ) -> list[T]:
+        """Take a step that answers for the first of the ids that it is given, until all are done.
+        Between two of them it is the turn of others."""
+        answers: list[T] = []
+        while len(answers) < len(ids):
+            part = ids[len(answers) : len(answers) + BATCH]
+            answers += await self._write(step, part, *args)
+            self._tell()
+        return answers
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         return await self._write(steps.prune, states, before_ms, limit)
@@ -242,8 +296,10 @@ class SqliteStore:
     # --- Looking and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        found = await self._read(steps.read_jobs, ids)
-        return [found[id][1] if id in found else None for id in ids]
+        found: list[Job | None] = []
+        while len(found) < len(ids):
+            found += await self._read(steps.get, ids[len(found) : len(found) + BATCH])
+        return found
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._read(steps.find, query, cursor, limit)
@@ -265,9 +321,8 @@ class SqliteStore:
         return await self._write(steps.throttle, key, rate, now_ms)
 
     async def durability(self) -> Durability:
-        if self._writer is None:
-            raise StoreUnavailable("the store is closed")
-        return await self._writer.run(steps.durability, self._writer.db, self._path)
+        writer = self._open_writer()
+        return await writer.run(health.durability, writer.db, self._path)
 
     async def findings(self) -> list[Finding]:
-        return await self._read(steps.findings, self._path)
+        return await self._read(health.findings, self._path)
