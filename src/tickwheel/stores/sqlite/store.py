@@ -37,6 +37,8 @@ T = TypeVar("T")
 ASK_S = 0.02
 # One transaction moves at most this many jobs, so that no other step waits long for its turn.
 BATCH = 1000
+# Between two of them other processes get their turn: they try again each millisecond.
+TURN_S = 0.002
 
 
 def _portions(
@@ -238,6 +240,8 @@ class SqliteStore:
         Between two of them it is the turn of others."""
         answers: list[T] = []
         while len(answers) < len(ids):
+            if answers:
+                await asyncio.sleep(TURN_S)
             part = ids[len(answers) : len(answers) + BATCH]
             answers += await self._write(step, part, *args)
             self._tell()
