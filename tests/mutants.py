@@ -47,6 +47,11 @@ LOOKING = "tests/contract/test_looking.py"
 TRANSFER = "tests/faults/test_transfer.py"
 TRANSACTIONS = "tests/faults/test_transactions.py"
 POOL, POOLS = "pool.py", "tests/unit/test_pools.py -k process"
+OUTBOX = "tests/faults/test_outbox.py"
+BATCHES = "tests/unit/test_sqlite_batches.py"
+FILE = "tests/unit/test_sqlite_file.py"
+LIBRARIES = "tests/unit/test_sqlite_libraries.py"
+LIBRARIES_OF_SQLITE = "stores/sqlite/libraries.py"
 
 
 @dataclass(frozen=True)
@@ -357,7 +362,7 @@ FAULTS = [
     ),
     Fault(
         "sqlite: a lease that holds is taken over", "I5", STEPS,
-        "and lease_until_ms <= :now\n", "and lease_until_ms <= :now + 1000\n",
+        'and lease_until_ms <= :now"\n', 'and lease_until_ms <= :now + 1000"\n',
     ),
     Fault(
         "sqlite: an asked job is handed out after its lease", "cancel", STEPS,
@@ -383,7 +388,23 @@ FAULTS = [
     ),
     Fault(
         "sqlite: a paused queue is handed out", "pause", STEPS,
-        "queues = [queue for queue in queues if queue not in paused]", "",
+        " except select queue from paused", "",
+    ),
+    Fault(
+        "sqlite: a claim is bounded by count alone", "contract", STEPS,
+        '_FITS = "(total <= :bytes or total = size)"', '_FITS = ":bytes is not null"',
+        BATCHES,
+    ),
+    Fault(
+        "sqlite: an empty claim waits for the lock", "contract", SQLITE,
+        "        if not steps.claimable(db, where):\n            return []\n", "",
+        BATCHES,
+    ),
+    Fault(
+        "sqlite: a large cancel lets nobody in", "contract", SQLITE,
+        "            part = ids[len(answers) : len(answers) + BATCH]\n",
+        "            part = ids[len(answers) :]\n",
+        BATCHES,
     ),
     Fault(
         "sqlite: prune forgets what is not old", "prune", STEPS,
@@ -396,7 +417,18 @@ FAULTS = [
     Fault(
         "sqlite: a failed step is kept in part", "I1", "stores/sqlite/file.py",
         '            db.execute("rollback")', '            db.execute("commit")',
-        "tests/unit/test_sqlite_file.py",
+        FILE,
+    ),
+    Fault(
+        "sqlite: a removed file goes on acknowledging", "I1", "stores/sqlite/file.py",
+        "            if self._path is not None:\n                check_in_place",
+        "            if False:\n                check_in_place",
+        FILE,
+    ),
+    Fault(
+        "sqlite: a bug is told as an absence", "contract", "stores/sqlite/file.py",
+        "    except _PASSING as error:", "    except apsw.Error as error:",
+        FILE,
     ),
     # --- The engine, in virtual time
     Fault(
@@ -622,16 +654,58 @@ FAULTS = [
     ),
     Fault(
         "the outbox forgets jobs before they are handed over", "I5", "outbox.py",
-        "    if jobs:\n        await store.add(jobs)\n    if rows:\n"
-        "        await database.delete([number for number, _ in rows])\n",
-        "    if rows:\n        await database.delete([number for number, _ in rows])\n"
-        "    if jobs:\n        await store.add(jobs)\n",
+        "    if jobs:\n        reasons |= await _add(store, jobs)\n",
+        "    if jobs:\n        await database.delete([n for n, _ in jobs])\n"
+        "        reasons |= await _add(store, jobs)\n",
         TRANSACTIONS,
+    ),
+    Fault(
+        "the outbox gives a number twice", "I5", "outbox.py",
+        "n integer primary key autoincrement, job text", "n integer primary key, job text",
+        OUTBOX,
+    ),
+    Fault(
+        "an older relay deletes what it has not read", "I5", "outbox.py",
+        "_BEYOND = 1_000_000", "_BEYOND = 0",
+        OUTBOX,
+    ),
+    Fault(
+        "the outbox drops what is no job", "I5", "outbox.py",
+        "    added = [n for n, _ in jobs if n not in reasons]\n",
+        "    added = [*reasons, *(n for n, _ in jobs)]\n",
+        OUTBOX,
+    ),
+    Fault(
+        "a job that is refused ends the relay", "I3", "outbox.py",
+        "        if len(jobs) == 1:\n            return {jobs[0][0]: error}\n",
+        "        if len(jobs) == 1:\n            raise\n",
+        OUTBOX,
     ),
     Fault(
         "two SQLite libraries open one file", "contract", SQLITE,
         'if driver != "apsw" and is_open(self._path):', "if False:",
         TRANSACTIONS,
+    ),
+    Fault(
+        "a store is opened on a file that sqlite3 has open", "I1", LIBRARIES_OF_SQLITE,
+        "if file is not None and not _through_apsw(file) and _open_elsewhere(file):", "if False:",
+        LIBRARIES,
+    ),
+    Fault(
+        "sqlite3 opens the file of an open store", "I1", LIBRARIES_OF_SQLITE,
+        "        _refuse(args[0])\n", "        pass\n",
+        LIBRARIES,
+    ),
+    Fault(
+        "sqlite3 opens the file of an open store by another name", "I1", LIBRARIES_OF_SQLITE,
+        "    return [path, unquote_to_bytes(uri)]", "    return [path]",
+        LIBRARIES,
+    ),
+    Fault(
+        "an outbox is in the file of the store", "I1", "outbox.py",
+        "if self._path and isinstance(store, InFile) and _same_file(self._path, store.path):",
+        "if False:",
+        LIBRARIES,
     ),
     Fault(
         "added jobs forget what was tried before", "contract", STEPS,

@@ -75,7 +75,7 @@ class App:
         else:
             self.url, self._store = "", store
         # For transactions of the user's where the jobs are in another store than the data.
-        self.outbox = Outbox(place) if (place := outbox or settings.outbox) else None
+        self.outbox = Outbox(place, self._store) if (place := outbox or settings.outbox) else None
         self._connect: Callable[[], Client] = lambda: Client(self._store.twin(), self._clock)
         self.tasks = Tasks()
         self.retention_ms = span_ms(settings.retention if retention is None else retention)

@@ -47,6 +47,11 @@ class StoreUnavailable(StoreError):
     """The store gave no answer, so whether it acted is unknown. Every step may be repeated."""
 
 
+class StoreRefused(StoreError):
+    """The store will never take this, however often it is asked: a value that is too large or of
+    the wrong kind, or a bug in a statement of ours. Nothing was stored."""
+
+
 class StoreIncompatible(StoreError):
     """The store's schema or server version is not one that this release can work with."""
 

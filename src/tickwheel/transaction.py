@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tickwheel.errors import BadConfig, StoreUnavailable
@@ -32,6 +33,14 @@ class Transactional(Protocol):
 
         `driver` is the package that the connection is of. BadConfig where that won't do.
         """
+
+
+@runtime_checkable
+class InFile(Protocol):
+    """A store whose jobs are in one file."""
+
+    @property
+    def path(self) -> Path: ...
 
 
 # How each driver writes the parameter, and what it takes for it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_the_doctor_tells_of_a_store(cli: Cli, ids: dict[str, str]) -> None:
 
 
 def test_the_doctor_exits_with_1_where_something_is_bad(cli: Cli, ids: dict[str, str]) -> None:
-    with sqlite3.connect("jobs.db") as db:
+    with closing(sqlite3.connect("jobs.db")) as db, db:
         db.execute("update job set due_ms = due_ms - 3600 * 1000 * 24 * 30 where state = 'waiting'")
     said = cli("doctor")
     assert said.code == 1

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
-from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
+from tickwheel import App
+from tickwheel.errors import (
+    BadConfig,
+    StoreError,
+    StoreIncompatible,
+    StoreRefused,
+    StoreUnavailable,
+)
+from tickwheel.job import Job
 from tickwheel.store import open_store
+from tickwheel.stores.sqlite import steps
 from tickwheel.stores.sqlite.file import connect, in_transaction
 from tickwheel.stores.sqlite.store import SqliteStore
+
+JOB = Job(id="one", task="t", payload="{}", due_ms=0, created_ms=0)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, runner: asyncio.Runner) -> Iterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "jobs.db")
+    runner.run(store.open())
+    yield store
+    runner.run(store.close())
 
 
 def test_a_step_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -66,6 +90,120 @@ async def test_a_closed_store_says_that_it_is_closed(tmp_path: Path) -> None:
     await store.close()
     with pytest.raises(StoreUnavailable, match="closed"):
         await store.queues()
+
+
+# --- A bug is not an absence
+
+PASSING = [
+    apsw.BusyError, apsw.LockedError, apsw.IOError, apsw.FullError, apsw.CantOpenError,
+    apsw.ProtocolError, apsw.InterruptError, apsw.NoMemError, apsw.ReadOnlyError,
+]  # fmt: skip
+FINAL = [
+    apsw.SQLError, apsw.MisuseError, apsw.TooBigError, apsw.MismatchError, apsw.ConstraintError,
+    apsw.RangeError, apsw.ThreadingViolationError,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", PASSING)
+async def test_what_may_pass_is_an_absence(
+    opened: SqliteStore, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    with pytest.raises(StoreUnavailable):
+        await failing(opened, monkeypatch, error)
+
+
+@pytest.mark.parametrize("error", FINAL)
+async def test_what_no_retry_can_cure_is_said_so(
+    opened: SqliteStore, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    with pytest.raises(StoreRefused, match=r"always will|no value of more than"):
+        await failing(opened, monkeypatch, error)
+
+
+async def failing(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("so it is")
+
+    monkeypatch.setattr(steps, "add", fail)
+    await store.add([JOB])
+
+
+async def test_a_worker_on_a_file_without_its_tables_ends_and_says_why(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(10), app, app.worker(queues=["default"]):
+            other = apsw.Connection(str(tmp_path / "jobs.db"))
+            other.execute("drop table paused")
+            other.close()
+            await asyncio.sleep(60)
+    assert caught.group_contains(StoreRefused, match="no such table: paused")
+
+
+# --- A file that is no longer in its place
+
+
+async def test_nothing_is_acknowledged_on_a_file_that_was_removed(
+    opened: SqliteStore, tmp_path: Path
+) -> None:
+    await opened.add([JOB])
+    (tmp_path / "jobs.db").rename(tmp_path / "away.db")
+    for call in (
+        lambda: opened.add([msgspec.structs.replace(JOB, id="two")]),
+        lambda: opened.claim(["q"], worker="w", limit=1, now_ms=0, lease_ms=1000),
+        lambda: opened.get(["one"]),
+    ):
+        with pytest.raises(StoreUnavailable, match="was removed while it was open"):
+            await call()
+    # Put back, it is the store again: every step may be repeated.
+    (tmp_path / "away.db").rename(tmp_path / "jobs.db")
+    assert await opened.add([msgspec.structs.replace(JOB, id="three")]) == [True]
+    assert await opened.add([JOB]) == [False]
+
+
+async def test_nothing_is_acknowledged_on_a_file_that_was_replaced(
+    opened: SqliteStore, tmp_path: Path
+) -> None:
+    await opened.add([JOB])
+    shutil.copy(tmp_path / "jobs.db", tmp_path / "backup.db")
+    (tmp_path / "backup.db").replace(tmp_path / "jobs.db")
+    with pytest.raises(StoreError, match="was replaced by another file") as caught:
+        await opened.add([msgspec.structs.replace(JOB, id="two")])
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+async def test_a_worker_on_a_removed_file_says_so_and_goes_on_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    with caplog.at_level(logging.WARNING, "tickwheel"):
+        async with asyncio.timeout(30), app, app.worker():
+            assert await (await double.enqueue(1)).result() == 2
+            (tmp_path / "jobs.db").rename(tmp_path / "away.db")
+            with pytest.raises(StoreUnavailable, match="was removed"):
+                await double.enqueue(2)
+            while "the store is away" not in caplog.text:
+                await asyncio.sleep(0.01)
+            (tmp_path / "away.db").rename(tmp_path / "jobs.db")
+            assert await (await double.enqueue(3)).result() == 6
+    assert "jobs.db was removed while it was open" in caplog.text
+
+
+async def test_a_store_does_not_mind_that_the_folder_of_the_process_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SqliteStore("jobs.db")
+    await store.open()
+    monkeypatch.chdir("/")
+    assert await store.add([JOB]) == [True]
+    await store.close()
 
 
 @pytest.mark.parametrize(

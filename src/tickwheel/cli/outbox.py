@@ -13,6 +13,7 @@ from tickwheel.errors import BadConfig
 
 if TYPE_CHECKING:
     from tickwheel.app import App
+    from tickwheel.outbox import Outbox
 
 
 @click.command("outbox", cls=Verb)
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 def outbox(app: str | None, once: bool) -> int:
     """Hand jobs over from an app's outbox to its store.
 
-    Workers of the app do it too. Makes the outbox's table where it is missing.
+    Workers of the app do it too. Makes the outbox's table where it is missing. Rows that hold no
+    job, or one that the store refuses for good, are set aside: they stay, with the reason.
     """
     import asyncio
 
@@ -53,10 +55,22 @@ async def _relay(app: App, once: bool) -> None:
     try:
         if once:
             say(f"handed over: {await app.outbox.empty(client.store):,} jobs")
+            await _tell_aside(app.outbox)
             return
         show_fields([("from", str(app.outbox)), ("to", store_name(app))], stderr=True)
+        await _tell_aside(app.outbox)
         with on_signals(lambda _: stopping.set()):
             relay = app.outbox.relay(client.store, client.clock, lambda: not stopping.is_set())
             await first_of(relay, stopping.wait())
     finally:
         await app.__aexit__()
+
+
+async def _tell_aside(outbox: Outbox) -> None:
+    from tickwheel.outbox import TABLE
+
+    if aside := await outbox.aside():
+        say(
+            f"set aside: {aside:,} rows, see `select n, refused, job from {TABLE} where refused is "
+            f"not null`; `update {TABLE} set refused = null where n = …` has a row tried again"
+        )

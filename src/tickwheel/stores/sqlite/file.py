@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,15 @@ from typing import Any, TypeVar
 
 import apsw
 
-from tickwheel.clock import sleep_blocking
-from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
+from tickwheel.clock import moved_ms, sleep_blocking
+from tickwheel.errors import (
+    BadConfig,
+    StoreError,
+    StoreIncompatible,
+    StoreRefused,
+    StoreUnavailable,
+)
+from tickwheel.stores.sqlite.libraries import Identity, file_of, open_alone
 
 T = TypeVar("T")
 
@@ -25,11 +33,6 @@ BUSY_S = 15.0
 CACHE_KIB = 8 * 1024
 
 
-def is_open(path: Path) -> bool:
-    """Whether this process has the file open through our SQLite library."""
-    return any(each.filename == str(path.resolve()) for each in apsw.connections())
-
-
 class Lane:
     """A connection and the one thread that uses it."""
 
@@ -37,14 +40,53 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tickwheel-sqlite-{name}")
+        self._path: Path | None = None
+        self._file: Identity | None = None
+
+    async def open(self, path: Path, sync: str) -> None:
+        def open_it() -> None:
+            self.db = connect(path, sync)
+            # The folder of this process may be another one later.
+            self._path, self._file = path.absolute(), file_of(self.db)
+
+        await self._run(open_it)
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, _translated, work, *args
-        )
+        """What the work answers, of a file that is still in its place."""
 
-    def close(self) -> None:
+        def run() -> T:
+            answer = work(*args)
+            if self._path is not None:
+                check_in_place(self._path, self._file)
+            return answer
+
+        return await self._run(run)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _translated, work)
+
+    async def close(self) -> None:
+        if self._path is not None:
+            await self._run(self.db.close)
         self._thread.shutdown(wait=False)
+
+
+def check_in_place(path: Path, file: Identity | None) -> None:
+    """SQLite goes on with a file that is removed or replaced: what it commits is then nowhere."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreUnavailable(
+            f"{path} was removed while it was open, so nothing is stored: put that same file back, "
+            "or restart this process to begin a new one"
+        ) from None
+    except OSError:  # we may no longer look: that says nothing of the file
+        return
+    if file not in (None, (found.st_dev, found.st_ino)):
+        raise StoreError(
+            f"{path} was replaced by another file while it was open, so nothing is stored: "
+            "restart this process to use the new one"
+        )
 
 
 class Pulse:
@@ -123,14 +165,18 @@ def connect(path: Path, sync: str) -> apsw.Connection:
         pass
     except OSError as error:
         raise StoreUnavailable(f"{path} can't be created: {error.strerror}") from None
-    db = apsw.Connection(str(path))
-    db.set_busy_handler(_patiently)
-    db.pragma("journal_mode", "wal")
-    db.pragma("synchronous", sync)
-    db.pragma("cache_size", -CACHE_KIB)
-    # Larger than SQLite's default, so that a busy store checkpoints less often; still bounded.
-    db.pragma("wal_autocheckpoint", 4000)
-    db.pragma("journal_size_limit", 64 * 1024 * 1024)
+    db = open_alone(path)
+    try:
+        db.set_busy_handler(_patiently)
+        db.pragma("journal_mode", "wal")
+        db.pragma("synchronous", sync)
+        db.pragma("cache_size", -CACHE_KIB)
+        # Larger than SQLite's default, so that a busy store checkpoints less often; still bounded.
+        db.pragma("wal_autocheckpoint", 4000)
+        db.pragma("journal_size_limit", 64 * 1024 * 1024)
+    except BaseException:
+        db.close()
+        raise
     return db
 
 
@@ -155,6 +201,35 @@ def migrate(db: apsw.Connection) -> None:
         db.pragma("user_version", len(parts))
 
 
+def follow_clock(db: apsw.Connection, wall_ns: int) -> None:
+    """A lease is a span of time: where the clock was set, its end is another moment now."""
+    machine = _machine()
+    if not machine:
+        return
+    seen = db.execute("select machine, wall_ns from clock").fetchone()
+    seen_ns = seen[1] if seen is not None and seen[0] == machine else None
+    step_ms = moved_ms(wall_ns, seen_ns)
+    if step_ms:
+        db.execute(
+            "update job set lease_until_ms = lease_until_ms + ? where state = 'running'",
+            (step_ms,),
+        )
+    if step_ms or seen_ns is None:
+        db.execute("delete from clock")
+        db.execute("insert into clock values (?, ?)", (machine, wall_ns))
+
+
+@functools.cache
+def _machine() -> str:
+    """This start of this machine, with its own count of monotonic time; empty where the system
+    doesn't say, and then no step of the clock can be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return ""
+
+
 def in_transaction(db: apsw.Connection, step: Callable[..., T], *args: Any) -> T:
     with _transaction(db):
         return step(*args)
@@ -172,11 +247,26 @@ def _transaction(db: apsw.Connection) -> Iterator[None]:
         raise
 
 
-def _translated(work: Callable[..., T], *args: Any) -> T:
+# What a later try may find otherwise.
+_PASSING = (
+    apsw.AbortError, apsw.BusyError, apsw.CantOpenError, apsw.ConnectionClosedError,
+    apsw.FullError, apsw.InterruptError, apsw.IOError, apsw.LockedError, apsw.NoMemError,
+    apsw.PermissionsError, apsw.ProtocolError, apsw.ReadOnlyError, apsw.SchemaChangeError,
+)  # fmt: skip
+
+
+def _translated(work: Callable[[], T]) -> T:
     """Say in our words what went wrong in SQLite's."""
     try:
-        return work(*args)
+        return work()
+    except _PASSING as error:
+        raise StoreUnavailable(f"SQLite: {error}") from error
     except (apsw.NotADBError, apsw.CorruptError) as error:
         raise StoreIncompatible(f"the file is not a sound SQLite database: {error}") from error
+    except apsw.TooBigError as error:
+        raise StoreRefused(f"SQLite takes no value of more than 1 GB: {error}") from error
     except apsw.Error as error:
-        raise StoreUnavailable(f"SQLite: {error}") from error
+        raise StoreRefused(
+            f"SQLite refuses a statement, and always will: {error}. The file was changed by "
+            "somebody else, or this is a bug in Tickwheel: please report it"
+        ) from error

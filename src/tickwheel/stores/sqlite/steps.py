@@ -6,28 +6,23 @@ in one transaction. A batch goes into a statement as one JSON text and comes out
 
 from __future__ import annotations
 
-import functools
-import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import apsw
 import msgspec
 
 from tickwheel import job as life
-from tickwheel.clock import moved_ms
 from tickwheel.errors import BadConfig
 from tickwheel.job import ENDED, Cancelled, Job, Priority, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Finding, Level, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
 from tickwheel.throttle import Rate, admit
 
 # How many jobs one page looks at when it is filtered by something that no index knows.
 SCAN = 1000
-# Below this a disk is about to refuse jobs.
-LITTLE_ROOM = 200 * 1024**2
+# One step or look moves at most this much of what jobs carry, but always one job.
+BATCH_BYTES = 16 * 1024**2
 
 # --- Steps: each runs inside one transaction, in the writer's thread
 
@@ -45,6 +40,13 @@ _JOB = (
     )
     + ")"
 )
+# What a job weighs; SQLite knows it without reading it.
+_SIZE = (
+    "octet_length(payload) + octet_length(history) + ifnull(octet_length(error), 0)"
+    " + ifnull(octet_length(result), 0)"
+)
+# Of jobs in their order, those that one batch takes: `total` is what they weigh up to each.
+_FITS = "(total <= :bytes or total = size)"
 # `asked` is 0 or 1 in the file: the decoder is told to take that for a bool.
 _numbered_jobs = msgspec.json.Decoder(list[tuple[int, Job]], strict=False)
 
@@ -109,48 +111,57 @@ def _added_since(db: apsw.Connection, last: int, ids: Sequence[str]) -> set[str]
     return set(msgspec.json.decode(text, type=list[str]))
 
 
-def _picking(queues: int) -> str:
-    """Find the best claimable jobs of that many queues.
+# The queues that hand out jobs, and every priority.
+_MINE = f"""
+    mine(queue) as materialized (
+        select value from json_each(:queues) except select queue from paused),
+    level(rank) as (values {", ".join(f"({int(priority)})" for priority in Priority)})
+"""
+# What can be claimed. The states are written out: a partial index is used only where its condition
+# is in the query.
+_WAITING = """state = 'waiting' and queue = mine.queue and priority = level.rank
+              and due_ms <= :now + :ahead"""
+_LOST = "state = 'running' and queue = mine.queue and lease_until_ms <= :now"
 
-    One short range of an index per queue and priority, none longer than the limit: a backlog of
-    millions costs no more than the batch that is taken from it. Lost jobs are few, no more than
-    dead workers held, so those of a queue are sorted.
-    """
-    ranges = [
-        f"""select * from (
-                select n, priority as rank, due_ms - :ahead as since from job
-                where state = 'waiting' and queue = :q{i} and priority = {int(priority)}
-                  and due_ms <= :now + :ahead
-                order by due_ms, n limit :limit)"""
-        for i in range(queues)
-        for priority in Priority
-    ] + [
-        f"""select * from (
-                select n, priority as rank, lease_until_ms as since from job
-                where state = 'running' and queue = :q{i} and lease_until_ms <= :now
-                order by priority desc, lease_until_ms, n limit :limit)"""
-        for i in range(queues)
-    ]
-    return f"""
-        select json_group_array(json_array(n, {_JOB}) order by rank desc, since, n)
-        from (select * from ({" union all ".join(ranges)})
-              order by rank desc, since, n limit :limit) join job using (n)
-    """
+# Whether there is anything to claim: asked first, because it needs no lock.
+_ANY = f"""
+    with {_MINE}
+    select exists (select 1 from mine cross join level where exists (
+               select 1 from job where {_WAITING}))
+        or exists (select 1 from mine where exists (select 1 from job where {_LOST}))
+"""
+# The best of them. One short range of an index per queue and priority, none longer than the limit:
+# a backlog of millions costs no more than the batch that is taken from it. Lost jobs are few, no
+# more than dead workers held, so those of a queue are sorted.
+#
+# SQLite plans a statement again each time that a bare parameter for a limit is bound, which costs
+# more than to run it; an expression it takes as it comes.
+_PICK = f"""
+    with {_MINE},
+    found(n, rank, since, size) as (
+        select n, priority, due_ms - :ahead, {_SIZE} from mine cross join level cross join job
+        where job.n in (select n from job where {_WAITING} order by due_ms, n limit :limit + 0)
+        union all
+        select n, priority, lease_until_ms, {_SIZE} from mine cross join job
+        where job.n in (select n from job where {_LOST}
+                        order by priority desc, lease_until_ms, n limit :limit + 0)),
+    best as (select * from found order by rank desc, since, n limit :limit + 0),
+    summed as (
+        select n, size, sum(size) over (order by rank desc, since, n rows unbounded preceding)
+               as total
+        from best)
+    select json_group_array(json_array(n, {_JOB}) order by total)
+    from summed cross join job using (n) where {_FITS}
+"""
 
 
-_picks: dict[int, str] = {}
+def claimable(db: apsw.Connection, where: dict[str, Any]) -> bool:
+    """Whether a claim would find anything."""
+    return bool(db.execute(_ANY, where).get)
 
 
-def claim(
-    db: apsw.Connection, queues: Sequence[str], where: dict[str, Any], worker: str, lease_ms: int
-) -> list[Job]:
-    paused = {queue for (queue,) in db.execute("select queue from paused")}
-    queues = [queue for queue in queues if queue not in paused]
-    if not queues:
-        return []
-    pick = _picks.setdefault(len(queues), _picking(len(queues)))
-    bindings = where | {f"q{i}": queue for i, queue in enumerate(queues)}
-    found = _numbered_jobs.decode(db.execute(pick, bindings).get)
+def claim(db: apsw.Connection, where: dict[str, Any], worker: str, lease_ms: int) -> list[Job]:
+    found = _numbered_jobs.decode(db.execute(_PICK, where | {"bytes": BATCH_BYTES}).get)
     now_ms, fence = where["now"], life.new_fence()
 
     # Almost all were waiting, and one statement moves those. The others are decided one by one.
@@ -173,35 +184,6 @@ def claim(
             lost.append((n, taken))
     _write_jobs(db, lost)
     return claimed
-
-
-def follow_clock(db: apsw.Connection, wall_ns: int) -> None:
-    """A lease is a span of time: where the clock was set, its end is another moment now."""
-    machine = _machine()
-    if not machine:
-        return
-    seen = db.execute("select machine, wall_ns from clock").fetchone()
-    seen_ns = seen[1] if seen is not None and seen[0] == machine else None
-    step_ms = moved_ms(wall_ns, seen_ns)
-    if step_ms:
-        db.execute(
-            "update job set lease_until_ms = lease_until_ms + ? where state = 'running'",
-            (step_ms,),
-        )
-    if step_ms or seen_ns is None:
-        db.execute("delete from clock")
-        db.execute("insert into clock values (?, ?)", (machine, wall_ns))
-
-
-@functools.cache
-def _machine() -> str:
-    """This start of this machine, with its own count of monotonic time; empty where the system
-    doesn't say, and then no step of the clock can be told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/time')}"
-    except OSError:
-        return ""
 
 
 class _Standing(msgspec.Struct, array_like=True):
@@ -283,6 +265,8 @@ def settle(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) 
 
 
 def cancel(db: apsw.Connection, ids: Sequence[str], now_ms: int) -> list[Cancelled]:
+    """Like `rerun`, `delete` and `get`, answers for the first of these ids, as many as fit."""
+    ids = _fitting(db, ids)
     found = read_jobs(db, ids)
     changes = []
     for n, job in found.values():
@@ -303,12 +287,14 @@ def _cancelled(before: Job | None, now_ms: int) -> Cancelled:
 
 
 def rerun(db: apsw.Connection, ids: Sequence[str], now_ms: int) -> list[bool]:
+    ids = _fitting(db, ids)
     ended = {id: found for id, found in read_jobs(db, ids).items() if found[1].state.ended}
     _write_jobs(db, [(n, life.rerun(job, now_ms=now_ms)) for n, job in ended.values()])
     return [id in ended for id in ids]
 
 
 def delete(db: apsw.Connection, ids: Sequence[str]) -> list[bool]:
+    ids = _fitting(db, ids)
     ended = {id: n for id, (n, job) in read_jobs(db, ids).items() if job.state.ended}
     _forget(db, list(ended.values()))
     return [id in ended for id in ids]
@@ -437,6 +423,27 @@ def throttle(db: apsw.Connection, key: str, rate: Rate, now_ms: int) -> int:
 # --- Looks: each runs in the reader's thread, on its own snapshot
 
 
+def get(db: apsw.Connection, ids: Sequence[str]) -> list[Job | None]:
+    ids = _fitting(db, ids)
+    found = read_jobs(db, ids)
+    return [found[id][1] if id in found else None for id in ids]
+
+
+def _fitting(db: apsw.Connection, ids: Sequence[str]) -> Sequence[str]:
+    """The first of these ids, as many as one batch takes."""
+    if len(ids) == 1:
+        return ids
+    count = db.execute(
+        f"""select count(*) from (
+                select size, sum(size) over (order by key rows unbounded preceding) as total from (
+                    select ids.key, ifnull({_SIZE}, 0) as size
+                    from json_each(:ids) as ids left join job on job.id = ids.value))
+            where {_FITS}""",
+        {"ids": _encode(ids).decode(), "bytes": BATCH_BYTES},
+    ).get
+    return ids[:count]
+
+
 def read_jobs(db: apsw.Connection, ids: Sequence[str]) -> dict[str, tuple[int, Job]]:
     text = db.execute(
         f"""select json_group_array(json_array(n, {_JOB})) from job
@@ -448,16 +455,15 @@ def read_jobs(db: apsw.Connection, ids: Sequence[str]) -> dict[str, tuple[int, J
 
 def next_claimable_ms(db: apsw.Connection, queues: Sequence[str], ahead_ms: int) -> int | None:
     next_ms: int | None = db.execute(
-        f"""with mine(queue) as (
-                select value from json_each(:queues) except select queue from paused)
+        f"""with {_MINE}
             select min(since) from (
                 select (select lease_until_ms from job where state = 'running'
                         and job.queue = mine.queue order by lease_until_ms limit 1) as since
                 from mine
                 union all
                 select (select due_ms from job where state = 'waiting' and job.queue = mine.queue
-                        and priority = level.value order by due_ms limit 1) - :ahead
-                from mine, json_each('{[int(priority) for priority in Priority]}') as level)""",
+                        and priority = level.rank order by due_ms limit 1) - :ahead
+                from mine cross join level)""",
         {"queues": _encode(queues).decode(), "ahead": ahead_ms},
     ).get
     return next_ms
@@ -516,15 +522,20 @@ def find(db: apsw.Connection, query: Query, cursor: str | None, limit: int) -> P
     if at is not None:
         states = states[states.index(at) :] if at in states else []
     picked: list[int] = []
-    looked = 0
+    looked = weight = 0
+    last = cursor
     for state in states:
         rows = _keys(db, state, query, key, SCAN - looked if query.task else limit - len(picked))
-        for n, task, *found in rows:
-            key, looked = found, looked + 1
+        for n, task, size, *found in rows:
             if query.task in (None, task):
+                weight += size
+                if picked and weight > BATCH_BYTES:
+                    return Page(jobs=_by_n(db, picked), cursor=last)
                 picked.append(n)
+            key, looked = found, looked + 1
+            last = _encode([state, *key]).decode()
             if len(picked) == limit or looked == SCAN:
-                return Page(jobs=_by_n(db, picked), cursor=_encode([state, *key]).decode())
+                return Page(jobs=_by_n(db, picked), cursor=last)
         key = None
     return Page(jobs=_by_n(db, picked))
 
@@ -553,7 +564,7 @@ def _keys(
         marks = ", ".join(f":k{i}" for i in range(len(columns)))
         conditions.append(f"({', '.join(columns)}) {beyond} ({marks})")
     return db.execute(
-        f"""select n, task, {", ".join(columns)} from job where {" and ".join(conditions)}
+        f"""select n, task, {_SIZE}, {", ".join(columns)} from job where {" and ".join(conditions)}
             order by {", ".join(f"{column} {order}" for column in columns)} limit :limit""",
         {"limit": limit, "queue": query.queue}
         | {f"k{i}": value for i, value in enumerate(after or [])},
@@ -568,53 +579,3 @@ def _by_n(db: apsw.Connection, ns: Sequence[int]) -> list[Job]:
     ).get
     found = dict(_numbered_jobs.decode(text))
     return [found[n] for n in ns if n in found]
-
-
-def durability(db: apsw.Connection, path: Path) -> Durability:
-    full = db.pragma("synchronous") >= 2
-    kind = _file_system(path)
-    fixes = []
-    if not full:
-        fixes.append("drop sync=normal from the store URL: power loss can undo the last commits")
-    if kind in ("tmpfs", "ramfs"):
-        fixes.append(f"{path} is on {kind}, in memory: move it to a disk")
-    if kind in ("nfs", "nfs4", "cifs", "smb3", "9p"):
-        fixes.append(f"{path} is on {kind}: SQLite's locks need a local disk")
-    return Durability(
-        process_crash=True,
-        power_loss=full and kind not in ("tmpfs", "ramfs"),
-        machine_loss=False,
-        summary=f"SQLite {apsw.sqlite_lib_version()}, WAL, "
-        f"synchronous={'FULL' if full else 'NORMAL'}, {path}" + (f" on {kind}" if kind else ""),
-        fixes=tuple(fixes),
-    )
-
-
-def findings(db: apsw.Connection, path: Path) -> list[Finding]:
-    """The file's size, the room that is left for it, and what its free pages take up."""
-    size = db.pragma("page_count") * db.pragma("page_size")
-    free = db.pragma("freelist_count") * db.pragma("page_size")
-    room = shutil.disk_usage(path.resolve().parent).free
-    scarce = room < max(LITTLE_ROOM, size // 10)
-    words = f"{_mib(size)}, of which {_mib(free)} are free; {_mib(room)} left on its disk"
-    fix = "make room: a full disk refuses every job" if scarce else ""
-    return [Finding(Level.BAD if scarce else Level.OK, "file", words, fix)]
-
-
-def _mib(size: int) -> str:
-    return f"{size / 1024**2:,.1f} MiB"
-
-
-def _file_system(path: Path) -> str:
-    """The kind of file system that the path is on; empty where the system doesn't say."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    folder = path.resolve().parent
-    best = max(
-        (line.split() for line in mounts if folder.is_relative_to(line.split()[1])),
-        key=lambda fields: len(fields[1]),
-        default=["", "", ""],
-    )
-    return best[2]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
+import apsw
 import msgspec
 
 from tickwheel.batch import Batcher
@@ -25,8 +26,9 @@ from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
-from tickwheel.stores.sqlite import steps
-from tickwheel.stores.sqlite.file import Lane, Pulse, connect, in_transaction, is_open, migrate
+from tickwheel.stores.sqlite import health, steps
+from tickwheel.stores.sqlite.file import Lane, Pulse, connect, follow_clock, in_transaction, migrate
+from tickwheel.stores.sqlite.libraries import is_open
 from tickwheel.throttle import Rate
 from tickwheel.transaction import Statement
 
@@ -40,6 +42,34 @@ BATCH = 1000
 WAITED_MS = 250
 # Payloads of schedules that are fired in one transaction.
 FIRE_CHARACTERS = 4 * 1024 * 1024
+# Between two of them other processes get their turn: they try again each millisecond.
+TURN_S = 0.002
+
+
+def _portions(
+    items: Sequence[T], weigh: Callable[[T], int], most: int, most_bytes: int
+) -> Iterator[list[T]]:
+    """The items in order, in lists of at most so many and so much; none is empty."""
+    portion: list[T] = []
+    weight = 0
+    for item in items:
+        size = weigh(item)
+        if portion and (len(portion) == most or weight + size > most_bytes):
+            yield portion
+            portion, weight = [], 0
+        portion.append(item)
+        weight += size
+    if portion:
+        yield portion
+
+
+def _job_size(job: Job) -> int:
+    return len(job.payload)
+
+
+def _settlement_size(settlement: Settlement) -> int:
+    # SQLite writes the whole row again, with all that the job carries.
+    return len(settlement.job.payload) + len(settlement.result or "")
 
 
 class SqliteStore:
@@ -85,25 +115,27 @@ class SqliteStore:
             )
         return cls(unquote(where[1:]), clock=clock, ahead_ms=ahead_ms, sync=sync)
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
     # --- Life
 
     async def open(self) -> None:
         if self._writer is not None:
             return
-        writer = Lane("writer")
+        writer, reader = Lane("writer"), Lane("reader")
         try:
-            await writer.run(self._connect, writer)
+            await writer.open(self._path, self._sync)
             await writer.run(migrate, writer.db)
-            reader = Lane("reader")
-            await reader.run(self._connect, reader)
+            await reader.open(self._path, self._sync)
+            self._pulse = Pulse(connect(self._path, self._sync))
         except BaseException:
-            writer.close()
+            await reader.close()
+            await writer.close()
             raise
         self._writer, self._reader = writer, reader
-        self._pulse = Pulse(connect(self._path, self._sync))
-
-    def _connect(self, lane: Lane) -> None:
-        lane.db = connect(self._path, self._sync)
 
     async def close(self) -> None:
         writer, reader, pulse = self._writer, self._reader, self._pulse
@@ -113,8 +145,7 @@ class SqliteStore:
         # The writer last: the last connection to close folds the log back into the file.
         for lane in (reader, writer):
             if lane is not None:
-                await lane.run(lane.db.close)
-                lane.close()
+                await lane.close()
 
     def twin(self) -> SqliteStore:
         return SqliteStore(self._path, clock=self._clock, ahead_ms=self.ahead_ms, sync=self._sync)
@@ -124,27 +155,13 @@ class SqliteStore:
 
     async def _write(self, step: Callable[..., T], *args: Any) -> T:
         """Run a step in one transaction: all of it is on disk when this returns, or none."""
+        writer = self._open_writer()
+        return await writer.run(_step, writer.db, wall_ns(self._clock), step, *args)
+
+    def _open_writer(self) -> Lane:
         if self._writer is None:
             raise StoreUnavailable("the store is closed")
-        db, now_ns = self._writer.db, wall_ns(self._clock)
-
-        def follow_and_step() -> T:
-            steps.follow_clock(db, now_ns)
-            return step(db, *args)
-
-        return await self._writer.run(in_transaction, db, follow_and_step)
-
-    async def _hold(self, step: Callable[..., T], *args: Any, lease_ms: int) -> T:
-        """A step that gives leases: they count from when it gets its turn, however long others
-        had the file locked. Judged by the time of the call, leases could be over when the answer
-        comes."""
-        asked_ns = SystemClock().monotonic_ns()
-
-        def step_at_last(db: Any) -> T:
-            waited_ms = (SystemClock().monotonic_ns() - asked_ns) // MS_NS
-            return step(db, *args, lease_ms + (waited_ms if waited_ms > WAITED_MS else 0))
-
-        return await self._write(step_at_last)
+        return self._writer
 
     async def _read(self, look: Callable[..., T], *args: Any) -> T:
         if self._reader is None:
@@ -160,16 +177,15 @@ class SqliteStore:
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         added: list[bool] = []
-        for start in range(0, len(jobs), BATCH):
-            added += await self._write(steps.add, jobs[start : start + BATCH])
+        for part in _portions(jobs, _job_size, BATCH, steps.BATCH_BYTES):
+            added += await self._write(steps.add, part)
             self._tell()
         return added
 
     def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
         """For a connection of the user's own to the same file; needs SQLite 3.38 or later.
 
-        Ours is another SQLite library than Python's own, and two of them in one process undo each
-        other's locks. So where this process has the store open, only apsw will do.
+        Where this process has the store open, only apsw will do: see `libraries`.
         """
         if driver != "apsw" and is_open(self._path):
             raise BadConfig(
@@ -182,35 +198,55 @@ class SqliteStore:
     async def claim(
         self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
     ) -> list[Job]:
-        queues = list(dict.fromkeys(queues))
         if not queues or limit < 1:
             return []
-        where = {"now": now_ms, "ahead": self.ahead_ms, "limit": min(limit, BATCH)}
-        return await self._hold(steps.claim, queues, where, worker, lease_ms=lease_ms)
+        where = {
+            "queues": msgspec.json.encode(queues).decode(),
+            "now": now_ms,
+            "ahead": self.ahead_ms,
+            "limit": min(limit, BATCH),
+        }
+        writer = self._open_writer()
+        now_ns, step = wall_ns(self._clock), _from_its_turn(steps.claim, lease_ms)
+        return await writer.run(_claim, writer.db, now_ns, step, where, worker)
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        return await self._hold(steps.extend, jobs, now_ms, lease_ms=lease_ms) if jobs else []
+        answers: list[Job | None] = []
+        step = _from_its_turn(steps.extend, lease_ms)
+        for part in _portions(jobs, _job_size, BATCH, steps.BATCH_BYTES):
+            answers += await self._write(step, part, now_ms)
+        return answers
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers: list[bool] = []
-        for start in range(0, len(settlements), BATCH):
-            answers += await self._write(steps.settle, settlements[start : start + BATCH], now_ms)
+        for part in _portions(settlements, _settlement_size, BATCH, steps.BATCH_BYTES):
+            answers += await self._write(steps.settle, part, now_ms)
         if any(settlement.state is State.WAITING for settlement in settlements):
             self._tell()
         return answers
 
     async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
-        answers = await self._write(steps.cancel, ids, now_ms)
-        self._tell()
-        return answers
+        return await self._in_parts(steps.cancel, ids, now_ms)
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
-        answers = await self._write(steps.rerun, ids, now_ms)
-        self._tell()
-        return answers
+        return await self._in_parts(steps.rerun, ids, now_ms)
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
-        return await self._write(steps.delete, ids)
+        return await self._in_parts(steps.delete, ids)
+
+    async def _in_parts(
+        self, step: Callable[..., list[T]], ids: Sequence[str], *args: Any
+    ) -> list[T]:
+        """Take a step that answers for the first of the ids that it is given, until all are done.
+        Between two of them it is the turn of others."""
+        answers: list[T] = []
+        while len(answers) < len(ids):
+            if answers:
+                await asyncio.sleep(TURN_S)
+            part = ids[len(answers) : len(answers) + BATCH]
+            answers += await self._write(step, part, *args)
+            self._tell()
+        return answers
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         return await self._write(steps.prune, states, before_ms, limit)
@@ -271,8 +307,10 @@ class SqliteStore:
     # --- Looking and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        found = await self._read(steps.read_jobs, ids)
-        return [found[id][1] if id in found else None for id in ids]
+        found: list[Job | None] = []
+        while len(found) < len(ids):
+            found += await self._read(steps.get, ids[len(found) : len(found) + BATCH])
+        return found
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._read(steps.find, query, cursor, limit)
@@ -294,12 +332,45 @@ class SqliteStore:
         return await self._write(steps.throttle, key, rate, now_ms)
 
     async def durability(self) -> Durability:
-        if self._writer is None:
-            raise StoreUnavailable("the store is closed")
-        return await self._writer.run(steps.durability, self._writer.db, self._path)
+        writer = self._open_writer()
+        return await writer.run(health.durability, writer.db, self._path)
 
     async def findings(self) -> list[Finding]:
-        return await self._read(steps.findings, self._path)
+        return await self._read(health.findings, self._path)
+
+
+# --- In the writer's thread
+
+
+def _step(db: apsw.Connection, now_ns: int, step: Callable[..., T], *args: Any) -> T:
+    def follow_and_step() -> T:
+        follow_clock(db, now_ns)
+        return step(db, *args)
+
+    return in_transaction(db, follow_and_step)
+
+
+def _claim(
+    db: apsw.Connection,
+    now_ns: int,
+    step: Callable[..., list[Job]],
+    where: dict[str, Any],
+    *args: Any,
+) -> list[Job]:
+    """Workers ask far more often than there is anything: only then is the file locked."""
+    return _step(db, now_ns, step, where, *args) if steps.claimable(db, where) else []
+
+
+def _from_its_turn(step: Callable[..., T], lease_ms: int) -> Callable[..., T]:
+    """A step whose leases count from when it gets its turn, however long others had the file
+    locked. Counted from the call, they could be over when the answer comes."""
+    asked_ns = SystemClock().monotonic_ns()
+
+    def at_last(*args: Any) -> T:
+        waited_ms = (SystemClock().monotonic_ns() - asked_ns) // MS_NS
+        return step(*args, lease_ms + (waited_ms if waited_ms > WAITED_MS else 0))
+
+    return at_last
 
 
 def _shares(firings: Sequence[steps.Firing]) -> Iterator[list[steps.Firing]]:
