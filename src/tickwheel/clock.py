@@ -100,8 +100,11 @@ class StoreClock:
         """The next whole millisecond: what a delay counts from, so that it is never short."""
         return -(-self.now_ns() // MS_NS)
 
-    def monotonic_ms(self) -> int:
+    def monotonic_ns(self) -> int:
         """For how long something takes, whatever the clock is set to meanwhile."""
+        return self._clock.monotonic_ns()
+
+    def monotonic_ms(self) -> int:
         return self._clock.monotonic_ns() // MS_NS
 
     @property

@@ -25,6 +25,7 @@ from tickwheel import (
     State,
     current_job,
 )
+from tickwheel.hand import Stop
 from tickwheel.testing import FaultyStore
 
 # --- A job that kills its workers
@@ -473,16 +474,14 @@ def test_a_job_cancelled_in_the_very_turn_of_its_start_is_cancelled_at_once(
         node = await world.node()
         job = await slow.using(delay=2).enqueue()
         await asyncio.sleep(1.5)
-        worker = node.worker
-        start = worker._start
+        runs = node.worker._runs
+        start = runs.start
 
         def start_and_stop(held: Any) -> None:
-            from tickwheel.hand import Stop
-
             start(held)
-            worker._stop(held, Stop.ASKED)
+            runs.stop(held, Stop.ASKED)
 
-        worker._start = start_and_stop  # type: ignore[method-assign]
+        runs.start = start_and_stop  # type: ignore[method-assign]
         await world.store.cancel([job.id], now_ms=world.now_ms)
         began = world.now_ms
         while (await job.info()).state is not State.CANCELLED:
