@@ -35,6 +35,7 @@ JOB = "job.py"
 STEPS = "stores/sqlite/steps.py"
 SQLITE = "stores/sqlite/store.py"
 ENGINE = "tests/engine"
+EDGES = "tests/engine/test_edges.py"
 SCHEDULES = "tests/engine/test_schedules.py"
 NATS_JOBS, NATS_STEPS, NATS_READY, NATS_STREAM = (
     f"stores/nats/{each}.py" for each in ("jobs", "steps", "ready", "stream")
@@ -397,7 +398,7 @@ FAULTS = [
     ),
     Fault(
         "sqlite: an empty claim waits for the lock", "contract", SQLITE,
-        "        if not steps.claimable(db, where):\n            return []\n", "",
+        " if steps.claimable(db, where) else []", "",
         BATCHES,
     ),
     Fault(
@@ -462,32 +463,127 @@ FAULTS = [
         "while_=lambda: any(self._holds(job) for job in jobs)", "while_=lambda: True", ENGINE,
     ),
     Fault(
-        "a settle that the store missed is not repeated", "I3", "worker.py",
+        "a settle that the store missed is not repeated", "I3", "runs.py",
         "while_=lambda: self._any_lease_holds(settlements)", "while_=lambda: False", ENGINE,
     ),
     Fault(
-        "poison is run again", "I5", "worker.py",
-        "if job.takeovers >= self._options.takeovers:", "if False:", ENGINE,
+        "poison is run again", "I5", "suspects.py",
+        "if times >= self._options.takeovers:", "if False:", ENGINE,
+    ),
+    # --- Innocent jobs beside a killer
+    Fault(
+        "what never started counts as killing its worker", "poison", JOB,
+        "count += count < SUSPECT_AFTER or run.started_ms is not None", "count += 1", EDGES,
+    ),
+    Fault(
+        "a suspect runs beside others", "poison", "suspects.py",
+        "            self._runs.quiet = True\n", "", EDGES,
+    ),
+    Fault(
+        "what waits beside a suspect is lost with it", "poison", "suspects.py",
+        "                    if not held.suspect:\n"
+        "                        self._runs.stop(held, Stop.RELEASE)\n",
+        "                    del held\n", EDGES,
+    ),
+    Fault(
+        "a run that ends clears no suspicion", "poison", JOB,
+        "        elif not _unstarted(run):\n            count = 0\n", "", EDGES,
+    ),
+    Fault(
+        "the store is not told that a suspect starts", "poison", "hand.py",
+        "        told_ms = self.trial_ms if self.suspect else self.started_ms\n",
+        "        told_ms = None\n", EDGES,
+    ),
+    # --- Leases by the time of the answer, and never two runs of a job in one worker
+    Fault(
+        "a job that runs here is started here again", "I2", "runs.py",
+        "        if before is not None and before.run is not None and before.stop is None:\n",
+        "        if False:\n", EDGES,
+    ),
+    Fault(
+        "a run that winds up is not waited for", "I2", "runs.py",
+        "        elif job.id in self._alive:\n", "        elif False:\n", EDGES,
+    ),
+    # --- What we stopped is released
+    Fault(
+        "what a stopped run raised is its failure", "stop", "attempt.py",
+        "        if held.stop is not None:\n", "        if held.stop is Stop.TIMEOUT:\n", EDGES,
+    ),
+    Fault(
+        "a run that ends with its loop has failed", "stop", "attempt.py",
+        "isinstance(error, asyncio.CancelledError) and self._ending()", "False", EDGES,
+    ),
+    Fault(
+        "an interrupt is the failure of the task that it hits", "stop", "attempt.py",
+        "isinstance(error, KeyboardInterrupt) and definition.pool == \"async\"", "False", EDGES,
+    ),
+    # --- A clock that is set
+    Fault(
+        "a step of the clock is not seen", "I4", "clock.py",
+        "        if not self._own:\n            return monotonic_ns + self._base_ns\n",
+        "        if self._own is not None:\n            return monotonic_ns + self._base_ns\n",
+        EDGES,
+    ),
+    Fault(
+        "leases stay where they are when the clock is set", "I2", MEMORY,
+        "                until_ms = job.lease_until_ms + step_ms\n",
+        "                until_ms = job.lease_until_ms\n", EDGES,
+    ),
+    Fault(
+        "a worker's own idea of its leases stays when the clock is set", "I2", "hand.py",
+        "                until_ms = held.job.lease_until_ms + step_ms\n",
+        "                until_ms = held.job.lease_until_ms\n", EDGES,
+    ),
+    Fault(
+        "timeouts run on the clock that is set", "timeout", "runs.py",
+        "            ends_ms = self._clock.monotonic_ms() + limit_ms\n",
+        "            ends_ms = self._clock.now_ms() + limit_ms\n", EDGES,
+    ),
+    Fault(
+        "sqlite: leases stay where they are when the clock is set", "I2", "stores/sqlite/file.py",
+        "(step_ms,),\n", "(0,),\n", "tests/unit/test_own_clock.py",
+    ),
+    # --- Dead without having run, and other ends
+    Fault(
+        "a timeout counts before there is a thread", "timeout", "attempt.py",
+        "            return self._threads.free\n", "            return True\n", EDGES,
+    ),
+    Fault(
+        "a panic keeps its slot", "attempt", "attempt.py",
+        "            return self._returned(held, await self._call(definition, args, kwargs, began))\n"
+        "        except BaseException as error:",
+        "            return self._returned(held, await self._call(definition, args, kwargs, began))\n"
+        "        except (Exception, asyncio.CancelledError) as error:", EDGES,
+    ),
+    Fault(
+        "a cancelled thread job has no timeout", "timeout", "runs.py",
+        "    return not held.interrupted and _STRENGTH[why] > _STRENGTH[held.stop]\n",
+        "    return False\n", EDGES,
+    ),
+    Fault(
+        "a start that is cancelled at once is waited for", "cancel", "runs.py",
+        "            held.run.add_done_callback(lambda run: self._over(held, run))\n", "", EDGES,
     ),
     Fault(
         "what has not started is not handed back", "stop", "worker.py",
-        "        for held in self._hand.unstarted():\n            self._stop(held, Stop.RELEASE)\n"
-        "        await", "        await", ENGINE,
+        "        for held in self._hand.unstarted():\n"
+        "            self._runs.stop(held, Stop.RELEASE)\n        await", "        await", ENGINE,
     ),
     Fault(
-        "a full worker hoards", "claim", "worker.py",
-        "        for held in self._hand.unstarted(ready_before_ms=before_ms):\n"
-        "            self._stop(held, Stop.RELEASE)\n", "        del before_ms\n",
+        "a full worker hoards", "claim", "runs.py",
+        "            if self.runner.has_room(held.pool):\n"
+        "                self.stop(held, Stop.RELEASE)\n",
+        "            if self.runner.has_room(held.pool):\n                continue\n",
         ENGINE,
     ),
     Fault(
         "nobody heeds a cancel until the next extend", "cancel", "worker.py",
-        "            if held is not None:\n                self._stop(held, Stop.ASKED)\n",
+        "            if held is not None:\n                self._runs.stop(held, Stop.ASKED)\n",
         "            del held\n", ENGINE,
     ),
     Fault(
-        "a timeout ends nothing", "timeout", "worker.py",
-        "            self._stop(held, Stop.TIMEOUT)\n", "            pass\n", ENGINE,
+        "a timeout ends nothing", "timeout", "runs.py",
+        "            self.stop(held, Stop.TIMEOUT)\n", "            pass\n", ENGINE,
     ),
     Fault(
         "failures are not counted", "retry", JOB,

@@ -86,7 +86,6 @@ class Runs:
         self._clock = clock
         self._contact = contact
         self._options = options
-        self._ending = ending
         self._loop = asyncio.get_running_loop()
         self.hand = Hand()
         # Runs that are not over, by job: also those that were left behind.
