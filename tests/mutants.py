@@ -550,10 +550,8 @@ FAULTS = [
     ),
     Fault(
         "a panic keeps its slot", "attempt", "attempt.py",
-        "            return self._returned(held, await self._call(definition, args, kwargs, began))\n"
-        "        except BaseException as error:",
-        "            return self._returned(held, await self._call(definition, args, kwargs, began))\n"
-        "        except (Exception, asyncio.CancelledError) as error:", EDGES,
+        "definition, args, kwargs, began))\n        except BaseException as error:",
+        "definition, args, kwargs, began))\n        except Exception as error:", EDGES,
     ),
     Fault(
         "a cancelled thread job has no timeout", "timeout", "runs.py",
