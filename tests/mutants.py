@@ -398,7 +398,7 @@ FAULTS = [
     ),
     Fault(
         "sqlite: an empty claim waits for the lock", "contract", SQLITE,
-        " if steps.claimable(db, where) else []", "",
+        "    if not steps.claimable(db, where) and", "    if False and",
         BATCHES,
     ),
     Fault(

@@ -131,6 +131,10 @@ class Hand:
         self.bytes += len(job.payload)
         self._wheel.add(job.id, job.due_ms)
 
+    def wait_again(self, held: Held) -> None:
+        """A job that was taken out to start is not due after all."""
+        self._wheel.add(held.job.id, held.job.due_ms)
+
     def fall_due(self, now_ms: int) -> None:
         """Move what is due from the wheel to the ready ones, or to the suspects."""
         for id in self._wheel.advance(now_ms):

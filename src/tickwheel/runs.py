@@ -211,6 +211,10 @@ class Runs:
         if job.lease_until_ms is not None and job.lease_until_ms <= now_ms:
             # We stood still for too long; somebody else may have it by now.
             self.stop(held, Stop.LOST)
+        elif job.due_ms > now_ms:
+            # The clock was set back while it waited for a slot.
+            self.hand.wait_again(held)
+            self._arm()
         elif job.id in self._alive:
             self._start_after(self._alive[job.id], held)
         elif held.definition is None:

@@ -585,6 +585,28 @@ def test_no_job_starts_early_by_a_clock_that_was_set(step_s: float) -> None:
     virtual(story)
 
 
+def test_a_job_that_waits_for_a_slot_is_not_early_when_the_clock_is_set_back() -> None:
+    async def story(world: World) -> None:
+        started = []
+
+        @world.app.task
+        async def work(seconds: float) -> None:
+            started.append(world.now_ms)
+            await asyncio.sleep(seconds)
+
+        await world.node(concurrency=1)
+        await work.enqueue(1.5)
+        waits = await work.using(delay=1).enqueue(0)
+        await asyncio.sleep(1.2)
+        world.set_clock(-60)
+        due_ms = (await waits.info()).due.timestamp() * 1000
+        await asyncio.sleep(90)
+        assert len(started) == 2
+        assert due_ms <= started[1] <= due_ms + 2_000
+
+    virtual(story)
+
+
 @pytest.mark.parametrize("step_s", [-3_600, 3_600, 5])
 def test_no_lease_is_lost_when_the_clock_is_set(step_s: float) -> None:
     async def story(world: World) -> None:

@@ -203,20 +203,24 @@ def migrate(db: apsw.Connection) -> None:
 
 def follow_clock(db: apsw.Connection, wall_ns: int) -> None:
     """A lease is a span of time: where the clock was set, its end is another moment now."""
-    machine = _machine()
-    if not machine:
-        return
-    seen = db.execute("select machine, wall_ns from clock").fetchone()
-    seen_ns = seen[1] if seen is not None and seen[0] == machine else None
-    step_ms = moved_ms(wall_ns, seen_ns)
+    step_ms = clock_step_ms(db, wall_ns)
     if step_ms:
         db.execute(
             "update job set lease_until_ms = lease_until_ms + ? where state = 'running'",
             (step_ms,),
         )
-    if step_ms or seen_ns is None:
+    if step_ms != 0:
         db.execute("delete from clock")
-        db.execute("insert into clock values (?, ?)", (machine, wall_ns))
+        db.execute("insert into clock values (?, ?)", (_machine(), wall_ns))
+
+
+def clock_step_ms(db: apsw.Connection, wall_ns: int) -> int | None:
+    """How far the clock was set since somebody last looked; None where nobody has, or where the
+    machine was started since."""
+    if not _machine():
+        return 0
+    seen = db.execute("select machine, wall_ns from clock").fetchone()
+    return moved_ms(wall_ns, seen[1]) if seen is not None and seen[0] == _machine() else None
 
 
 @functools.cache

@@ -27,7 +27,15 @@ from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
 from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores.sqlite import health, steps
-from tickwheel.stores.sqlite.file import Lane, Pulse, connect, follow_clock, in_transaction, migrate
+from tickwheel.stores.sqlite.file import (
+    Lane,
+    Pulse,
+    clock_step_ms,
+    connect,
+    follow_clock,
+    in_transaction,
+    migrate,
+)
 from tickwheel.stores.sqlite.libraries import is_open
 from tickwheel.throttle import Rate
 from tickwheel.transaction import Statement
@@ -358,7 +366,9 @@ def _claim(
     *args: Any,
 ) -> list[Job]:
     """Workers ask far more often than there is anything: only then is the file locked."""
-    return _step(db, now_ns, step, where, *args) if steps.claimable(db, where) else []
+    if not steps.claimable(db, where) and not clock_step_ms(db, now_ns):
+        return []
+    return _step(db, now_ns, step, where, *args)
 
 
 def _from_its_turn(step: Callable[..., T], lease_ms: int) -> Callable[..., T]:
