@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tickwheel.job import Job, Outcome, Run, State, held
+from tickwheel.job import Job, Outcome, Run, State, held, losses, suspect
 from tickwheel.schedule import MOVING_MS, Schedule
 from tickwheel.span import moment, span_text
 from tickwheel.store import QueueInfo, WorkerInfo
@@ -465,11 +465,12 @@ def _dead(facts: Facts) -> _Found:
 
 def _why_dead(facts: Facts) -> tuple[Why, str]:
     job, retries = facts.job, facts.retries
-    # A job with so many takeovers is never started again: so nothing else can have killed it.
-    if job.takeovers >= facts.takeovers:
+    # The last entry says that it was not run again; what came before it says why.
+    lost = losses(job.history[:-1])
+    if lost >= facts.takeovers:
         return (
             Why.POISON,
-            f"Its workers died or froze {_times(job.takeovers)}: it may well be what kills them.",
+            f"Its workers died or froze {_times(lost)} in a row: it may well be what kills them.",
         )
     if retries is None:
         return (
@@ -526,14 +527,13 @@ def _left(facts: Facts) -> list[Reason]:
     else:
         words = f"{so_far}; {retries - job.failures} of {_retries(retries)} left."
     reasons = [Reason(Why.FAILURES_LEFT, words)]
-    if job.takeovers:
-        left = max(facts.takeovers - job.takeovers, 0)
-        words = (
-            f"Its worker was lost {_times(job.takeovers)} so far; {_times(left)} more, and it is "
-            "dead."
-        )
+    if lost := losses(job.history):
+        left = max(facts.takeovers - lost, 0)
+        words = f"Its worker was lost {_times(lost)} in a row; {_times(left)} more, and it is dead."
+        if suspect(job):
+            words += " It may be what kills its workers, so it runs alone: it may have to wait."
         if not left:
-            words = f"Its worker was lost {_times(job.takeovers)}: the next one settles it dead."
+            words = f"Its worker was lost {_times(lost)} in a row: the next one settles it dead."
         reasons.append(Reason(Why.TAKEOVERS_LEFT, words))
     return reasons
 

@@ -370,15 +370,15 @@ def _unstarted(run: Run) -> bool:
 # --- Poison
 
 
-def losses(job: Job) -> int:
-    """How often in a row, since it last ran to an end, the job was lost with its worker.
+def losses(history: tuple[Run, ...]) -> int:
+    """How often in a row, since it last ran to an end, a job was lost with its worker.
 
     The first losses count for every job that the worker held: which of them was to blame is not
     known. A suspect is started alone, and the store is told, so from then on a loss counts only
     where it had started: what merely waited in the hand of a worker is not to blame.
     """
     count = 0
-    for run in job.history:
+    for run in history:
         if run.outcome is Outcome.LOST:
             count += count < SUSPECT_AFTER or run.started_ms is not None
         elif not _unstarted(run):
@@ -388,7 +388,7 @@ def losses(job: Job) -> int:
 
 def suspect(job: Job) -> bool:
     """Whether the job may be what kills its workers."""
-    return losses(job) >= SUSPECT_AFTER
+    return losses(job.history) >= SUSPECT_AFTER
 
 
 def new_fence() -> int:

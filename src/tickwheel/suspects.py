@@ -4,7 +4,7 @@ When a worker dies, every job that it held is lost, and nobody knows which of th
 a job that was lost twice in a row is a suspect. It is put on trial: the store is told that it is
 about to start, and it starts while the worker holds and starts nothing else. Only a loss during a
 trial counts from then on (`job.losses`), so the killer goes on counting until it is dead, and the
-innocent end their run, which clears them. See docs/adr/0014.
+innocent end their run, which clears them. See docs/adr/0015.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Suspects:
         if held is None:
             self._runs.suspected.clear()
             return
-        times = losses(held.job)
+        times = losses(held.job.history)
         if times >= self._options.takeovers:
             reason = f"its worker died or froze {times} times; not run again"
             self._runs.settle(held, self._runs.runner.give_up(held, reason, failed=False))

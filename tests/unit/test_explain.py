@@ -33,6 +33,9 @@ def run(outcome: Outcome, **changes: Any) -> Run:
     return Run(outcome=outcome, **fields | times | changes)
 
 
+LOST_FIVE_TIMES = (*[run(Outcome.LOST)] * 5, run(Outcome.DEAD, started_ms=None))
+
+
 def told(of: Job, **changes: Any) -> Explanation:
     facts: dict[str, Any] = {"schedules": [], "now_ms": NOW, "takeovers": 5}
     around = {"queue": QueueInfo(name="mail", waiting=1), "workers": [worker()]}
@@ -177,10 +180,15 @@ def test_a_holder_that_is_gone_is_followed_when_the_lease_runs_out() -> None:
 
 
 def test_a_lease_that_ran_out_waits_for_a_takeover() -> None:
-    found = told(held(lease_until_ms=NOW - 3000, takeovers=1))
+    lost = (run(Outcome.LOST),)
+    found = told(held(lease_until_ms=NOW - 3000, takeovers=1, history=lost))
     assert codes(found)[:2] == [Why.LEASE_RAN_OUT, Why.ON_ITS_WAY]
     assert found.runs_ms == NOW
-    assert "once so far; 4 times more" in words(found, Why.TAKEOVERS_LEFT)
+    assert "once in a row; 4 times more" in words(found, Why.TAKEOVERS_LEFT)
+    again = told(held(lease_until_ms=NOW - 3000, takeovers=2, history=lost * 2))
+    assert "runs alone" in words(again, Why.TAKEOVERS_LEFT)
+    cleared = told(held(takeovers=2, history=(*lost * 2, run(Outcome.SNOOZE))))
+    assert Why.TAKEOVERS_LEFT not in codes(cleared)
     paused = told(held(lease_until_ms=NOW - 3000), queue=QueueInfo(name="mail", paused=True))
     assert paused.blocked
 
@@ -221,7 +229,7 @@ def test_a_done_job_tells_how_late_it_was_and_how_long_it_took() -> None:
         ({"failures": 1}, 5, Why.GAVE_UP),
         ({"failures": 6}, 5, Why.OUT_OF_RETRIES),
         ({"failures": 1}, None, Why.FAILED),
-        ({"failures": 1, "takeovers": 5}, 5, Why.POISON),
+        ({"failures": 1, "history": LOST_FIVE_TIMES}, 5, Why.POISON),
     ],
 )
 def test_a_dead_job_tells_what_killed_it(
