@@ -45,6 +45,7 @@ LEASES = "tests/contract/test_leases.py"
 CLAIMING = "tests/contract/test_claiming.py"
 RACING = "tests/contract/test_racing.py"
 LOOKING = "tests/contract/test_looking.py"
+LARGE = "tests/contract/test_large.py"
 TRANSFER = "tests/faults/test_transfer.py"
 TRANSACTIONS = "tests/faults/test_transactions.py"
 POOL, POOLS = "pool.py", "tests/unit/test_pools.py -k process"
@@ -826,6 +827,25 @@ FAULTS = [
         "a block that ends closes the store of others", "contract", "app.py",
         "if client.users or not client.unwanted:", "if not client.unwanted:",
         "tests/unit/test_api.py",
+    ),
+    # --- Batches: bounded by bytes, and one bad item fails alone
+    Fault(
+        "a batch is bounded by count alone", "contract", "batch.py",
+        "if portion and total + weight > most_bytes:", "if False:",
+        f"tests/unit/test_batch.py {LARGE}",
+    ),
+    Fault(
+        "a bad item fails its whole batch", "contract", "batch.py",
+        "if len(part) > 1 and failures < SPLITS and", "if False and",
+        "tests/unit/test_batch.py",
+    ),
+    Fault(
+        "a claim in PostgreSQL brings any number of bytes", "contract", "stores/postgres/steps.py",
+        "where before = 0 or before + bytes <= {BATCH_BYTES}", "where true", LARGE,
+    ),
+    Fault(
+        "a read in NATS ends with its first answer", "I1", NATS_STREAM,
+        "while more and messages:", "while False:", LARGE,
     ),
 ]  # fmt: skip
 

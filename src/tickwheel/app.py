@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from tickwheel import transaction
+from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.bridge import Bridge
 from tickwheel.calls import Decorator, JobHandle, Task, checked_id, checked_timeout
 from tickwheel.client import Client, JobInfo
@@ -26,7 +27,16 @@ from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, make_rule
 from tickwheel.span import FARTHEST_MS, Span, span_ms
-from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, checked_text, open_store
+from tickwheel.store import (
+    Page,
+    Query,
+    QueueInfo,
+    Store,
+    WorkerInfo,
+    checked_text,
+    job_bytes,
+    open_store,
+)
 from tickwheel.tasks import (
     MIB,
     Definition,
@@ -41,7 +51,8 @@ from tickwheel.worker import Worker, WorkerOptions
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Jobs of `enqueue_many` that are on their way at the same time, in one step or a few.
+# Jobs of `enqueue_many` that are on their way at the same time, in one step or a few; and about
+# BATCH_BYTES of them.
 CHUNK = 4000
 
 NO_JOBS = "enqueue_many takes jobs, made with task.job(…)"
@@ -197,23 +208,27 @@ class App:
 
     def _portions(self, jobs: Iterable[Job], taken: list[Job]) -> Iterator[Sequence[Job]]:
         """Jobs that are fit to be stored, some at a time; those that were taken are kept."""
-        if isinstance(jobs, Sequence):
-            self._check_jobs(jobs)
-        elif not isinstance(jobs, Iterable):
+        if not isinstance(jobs, Iterable):
             raise BadArguments(NO_JOBS)
-        size = max(1, CHUNK // self._store.lanes)
-        rest = iter(jobs)
-        while portion := list(itertools.islice(rest, size)):
-            if not isinstance(jobs, Sequence):
-                self._check_jobs(portion)
+        checked = self._checked(jobs)
+        if isinstance(jobs, Sequence):
+            checked = iter(list(checked))
+        lanes = self._store.lanes
+        for portion in portions(
+            checked, job_bytes, most=max(1, CHUNK // lanes), most_bytes=BATCH_BYTES // lanes
+        ):
             taken += portion
             yield portion
 
-    def _check_jobs(self, jobs: Sequence[Job]) -> None:
-        if not all(isinstance(job, Job) for job in jobs):
-            raise BadArguments(NO_JOBS)
-        for name in {job.task for job in jobs}:
-            self.tasks.get(name)
+    def _checked(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        known: set[str] = set()
+        for job in jobs:
+            if not isinstance(job, Job):
+                raise BadArguments(NO_JOBS)
+            if job.task not in known:
+                self.tasks.get(job.task)
+                known.add(job.task)
+            yield job
 
     def _handles(self, jobs: Sequence[Job], added: Sequence[bool]) -> list[JobHandle[Any]]:
         return [

@@ -1,47 +1,112 @@
 """Natural batching: while one flush is under way, calls gather, and the next flush takes them all.
 
 An idle caller waits for nothing. Under load hundreds of calls become one transaction, one fsync,
-one round trip, without any timer or size to tune.
+one round trip, without any timer or size to tune. Items can be large, so every batch is bounded by
+bytes as well as by count.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
+
+from tickwheel.errors import StoreUnavailable
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+# One step of a store, and one reply, moves at most this many jobs and about this many bytes.
+BATCH = 1000
+BATCH_BYTES = 16 * 1024 * 1024
+# A batch in which this many flushes failed is not split further.
+SPLITS = 100
+
+
+def weightless(_: object) -> int:
+    """For items that are all small, such as ids."""
+    return 0
+
+
+def portions(
+    items: Iterable[Item],
+    weigh: Callable[[Item], int] = weightless,
+    *,
+    most: int = BATCH,
+    most_bytes: int = BATCH_BYTES,
+) -> Iterator[list[Item]]:
+    """Cut into lists of at least one item, at most `most`, and at most `most_bytes` where one item
+    alone is not more than that. No more items are taken than the next list needs, and one."""
+    portion: list[Item] = []
+    total = 0
+    for item in items:
+        weight = weigh(item)
+        if portion and total + weight > most_bytes:
+            yield portion
+            portion, total = [], 0
+        portion.append(item)
+        total += weight
+        if len(portion) == most:
+            yield portion
+            portion, total = [], 0
+    if portion:
+        yield portion
+
+
+# One item that was handed over, its bytes, and where its answer goes.
+_Call = tuple[Any, int, asyncio.Future[Any]]
+_weight = itemgetter(1)
 
 
 class Batcher(Generic[Item, Answer]):
     """Turns calls for one item into calls for many.
 
-    `flush` gets at most `limit` items and answers for each, in order; what it raises reaches every
-    caller of that batch. At most `room` calls gather: `send` waits beyond that. Where a whole batch
-    has gathered, it need not wait for the one before: up to `lanes` flushes go side by side.
+    `flush` gets at most `limit` items and answers for each, in order. StoreUnavailable reaches
+    every caller of that batch. Any other error may be about one item alone, so the batch is tried
+    again in halves until only the callers of bad items get it: `flush` must be safe to repeat.
+
+    At most `room` calls gather: `send` waits beyond that. Where a whole batch has gathered, it need
+    not wait for the one before: up to `lanes` flushes go side by side. `weigh` gives the bytes of
+    an item. All flushes under way together carry about `limit_bytes`, and about `room_bytes`
+    gather.
     """
 
     def __init__(
         self,
         flush: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
         *,
-        limit: int = 1000,
+        weigh: Callable[[Item], int] = weightless,
+        limit: int = BATCH,
+        limit_bytes: int = BATCH_BYTES,
         room: int = 20_000,
+        room_bytes: int = 4 * BATCH_BYTES,
         lanes: int = 1,
     ) -> None:
         self._flush = flush
+        self._weigh = weigh
         self._limit = limit
+        self._limit_bytes = limit_bytes // lanes
         self._room = room
+        self._room_bytes = room_bytes
         self._lanes = lanes
-        self._gathered: list[tuple[Item, asyncio.Future[Answer]]] = []
+        self._gathered: list[_Call] = []
+        self._bytes = 0
         self._flushing: set[asyncio.Task[None]] = set()
         self._flushed = asyncio.Event()
 
     async def send(self, item: Item) -> Answer:
         """Hand over one item and wait for its answer."""
-        while len(self._gathered) >= self._room:
+        while len(self._gathered) >= self._room or self._bytes >= self._room_bytes:
             self._flushed.clear()
             await self._flushed.wait()
         return await self.submit(item)
@@ -50,9 +115,11 @@ class Batcher(Generic[Item, Answer]):
         """Hand over one item without waiting, for callers that bound their number themselves."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
-        self._gathered.append((item, answer))
-        full = len(self._gathered) >= self._limit and len(self._flushing) < self._lanes
-        if full or not self._flushing:
+        weight = self._weigh(item)
+        self._gathered.append((item, weight, answer))
+        self._bytes += weight
+        whole = len(self._gathered) >= self._limit or self._bytes >= self._limit_bytes
+        if not self._flushing or (whole and len(self._flushing) < self._lanes):
             flushing = loop.create_task(self._run())
             self._flushing.add(flushing)
             flushing.add_done_callback(self._over)
@@ -66,9 +133,7 @@ class Batcher(Generic[Item, Answer]):
     async def _run(self) -> None:
         try:
             while self._gathered:
-                batch = self._gathered[: self._limit]
-                del self._gathered[: self._limit]
-                await self._answer(batch)
+                await self._answer(self._take())
                 self._flushed.set()
         finally:
             # Here and not when it is over: whatever is handed over from now on needs another one.
@@ -79,39 +144,75 @@ class Batcher(Generic[Item, Answer]):
     def _over(self, flushing: asyncio.Task[None]) -> None:
         self._flushing.discard(flushing)
         if flushing.cancelled():
-            self._give_up()  # at the end of its loop, maybe before it began
+            self._end_with_the_loop([])  # maybe before it began
 
-    async def _answer(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+    def _take(self) -> list[_Call]:
+        batch = next(
+            portions(self._gathered, _weight, most=self._limit, most_bytes=self._limit_bytes)
+        )
+        del self._gathered[: len(batch)]
+        self._bytes -= sum(map(_weight, batch))
+        return batch
+
+    async def _answer(self, batch: list[_Call]) -> None:
+        parts = [batch]
+        failures = 0
+        while parts:
+            part = parts.pop()
+            try:
+                error = await self._try(part)
+            except asyncio.CancelledError:
+                _cancel(part)
+                if _cancelling():
+                    self._end_with_the_loop(parts)
+                    return
+                continue
+            if error is None:
+                continue
+            failures += 1
+            if len(part) > 1 and failures < SPLITS and not isinstance(error, StoreUnavailable):
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+            else:
+                _fail(part, error)
+
+    async def _try(self, part: list[_Call]) -> Exception | None:
+        """Flush and hand out the answers; gives the error where there are none."""
         try:
-            answers = await self._flush([item for item, _ in batch])
-            if len(answers) != len(batch):
-                raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
-        except asyncio.CancelledError:
-            for _, waiting in batch:
-                waiting.cancel()
-            self._end_with_the_loop()
-            return
+            answers = await self._flush([item for item, _, _ in part])
+            if len(answers) != len(part):
+                raise RuntimeError(f"{len(answers)} answers to {len(part)} items")
         except Exception as error:
-            for _, waiting in batch:
-                if not waiting.done():
-                    waiting.set_exception(error)
-            return
-        for (_, waiting), answer in zip(batch, answers, strict=True):
+            return error
+        for (_, _, waiting), answer in zip(part, answers, strict=True):
             # A caller that gave up waiting has cancelled its future.
             if not waiting.done():
                 waiting.set_result(answer)
+        return None
 
-    def _end_with_the_loop(self) -> None:
+    def _end_with_the_loop(self, parts: list[list[_Call]]) -> None:
         """Where it is us that is cancelled, and not something inside the flush, nobody will flush
-        what has gathered."""
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            self._give_up()
+        the rest of the batch, or what has gathered."""
+        for calls in (*parts, self._gathered):
+            _cancel(calls)
+        self._gathered.clear()
+        self._bytes = 0
 
-    def _give_up(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        for _, waiting in gathered:
-            waiting.cancel()
+
+def _fail(calls: Sequence[_Call], error: Exception) -> None:
+    for _, _, waiting in calls:
+        if not waiting.done():
+            waiting.set_exception(error)
+
+
+def _cancel(calls: Sequence[_Call]) -> None:
+    for _, _, waiting in calls:
+        waiting.cancel()
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @asynccontextmanager

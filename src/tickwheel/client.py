@@ -12,7 +12,7 @@ from tickwheel.clock import Clock, StoreClock
 from tickwheel.errors import JobCancelled, JobFailed, JobUnknown, ResultError, ResultTimeout
 from tickwheel.job import Cancelled, Job, Priority, Run, State
 from tickwheel.span import moment
-from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo
+from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, job_bytes
 
 # The store's clock is asked again when the last answer is this old.
 MEASURE_S = 60.0
@@ -80,7 +80,7 @@ class Client:
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.clock = StoreClock(clock, own=store.own_clock)
-        self._adding: Batcher[Job, bool] = Batcher(store.add, lanes=store.lanes)
+        self._adding: Batcher[Job, bool] = Batcher(store.add, weigh=job_bytes, lanes=store.lanes)
         self._opening = asyncio.Lock()
         self._open = False
         # Who must not find it closed, and whether somebody wants it closed after them.
@@ -109,11 +109,18 @@ class Client:
             await self.clock.measure(self.store.time_ns)
 
     async def add(self, job: Job) -> bool:
-        """Add one job, together with whatever else is being added; False where its id is taken."""
+        """Add one job, together with whatever else is being added; False where its id is taken.
+
+        An error of another job in the same batch is not raised here.
+        """
         return await self._adding.send(job)
 
     async def add_many(self, portions: Iterable[Sequence[Job]]) -> list[bool]:
-        """Add jobs by the portion, as many of them at the same time as the store likes."""
+        """Add jobs by the portion, as many of them at the same time as the store likes.
+
+        Raises the first error of any portion. Jobs of other portions may be stored by then; to add
+        all of them again adds those that are missing.
+        """
         answers: dict[int, list[bool]] = {}
 
         async def add(number: int, jobs: Sequence[Job]) -> None:

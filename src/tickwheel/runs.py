@@ -24,7 +24,7 @@ from tickwheel.errors import UnknownTask
 from tickwheel.hand import Hand, Held, Stop
 from tickwheel.job import Job, Outcome, Settlement, handed_back, release
 from tickwheel.retry import RetryPolicy, decide
-from tickwheel.store import Store
+from tickwheel.store import Store, settlement_bytes
 from tickwheel.tasks import Pool, Tasks
 from tickwheel.wheel import TimingWheel
 
@@ -92,7 +92,9 @@ class Runs:
         self._alive: dict[str, asyncio.Task[None]] = {}
         # When runs are to be stopped, by the monotonic clock.
         self._deadlines: TimingWheel[Held] = TimingWheel()
-        self._settling: Batcher[Settlement, bool] = Batcher(self._settle_all, lanes=store.lanes)
+        self._settling: Batcher[Settlement, bool] = Batcher(
+            self._settle_all, weigh=settlement_bytes, lanes=store.lanes
+        )
         self.runner = Runner(
             clock,
             threads=options.concurrency,

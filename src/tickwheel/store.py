@@ -36,6 +36,26 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None = None
 
 
+def job_bytes(job: Job) -> int:
+    """About how many bytes a job is, for what bounds a batch."""
+    size = _text_bytes(job.payload)
+    if job.result is not None:
+        size += _text_bytes(job.result)
+    for run in job.history:
+        size += len(run.error or "")
+    return size
+
+
+def settlement_bytes(settlement: Settlement) -> int:
+    """About how many bytes a settlement is, with its job."""
+    size = job_bytes(settlement.job)
+    return size if settlement.result is None else size + _text_bytes(settlement.result)
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue: how many jobs stand in each state, and whether it hands them out."""
 
@@ -104,7 +124,8 @@ class Store(Protocol):
     """Durable truth about jobs and schedules.
 
     Each step of a job, and the firing of a schedule, happens whole or not at all; a store may split
-    a call for many jobs. Repeating a call after a lost reply changes nothing more. Answers come in
+    a call for many jobs, and bounds what it moves at once by bytes as well as by count (`portions`
+    in tickwheel.batch). Repeating a call after a lost reply changes nothing more. Answers come in
     the order of the question. Any method may raise StoreUnavailable, after which it is unknown
     whether the step happened; no other exception is expected.
 
@@ -153,7 +174,9 @@ class Store(Protocol):
         - it is RUNNING and its lease has run out: a takeover. If it was asked to stop, it is
           CANCELLED instead of handed out.
         Higher priority first, then in the order in which they could be claimed. Each comes back
-        RUNNING, with `attempt` one higher than ever before and a fence of its own.
+        RUNNING, with `attempt` one higher than ever before and a fence of its own. Of large jobs
+        there may be fewer than `limit` although more could be claimed, but at least one: `wait`
+        then returns at once.
         """
 
     async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:

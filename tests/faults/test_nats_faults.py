@@ -22,9 +22,10 @@ from nats_raw import jetstream, raw_server
 from proxy import Proxy, bad_line, subject_of
 
 from stores import NatsHarness, nats_server
-from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable
+from tickwheel import App, JobHandle
+from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
 from tickwheel.schedule import Schedule
-from tickwheel.store import Store, open_store
+from tickwheel.store import Query, Store, open_store
 from tickwheel.stores.nats import store as nats
 from tickwheel.stores.nats import stream as nats_stream
 from tickwheel.stores.nats import wire as nats_wire
@@ -313,6 +314,29 @@ async def test_a_job_too_large_for_the_server_is_refused_by_size(tmp_path: Path)
         with pytest.raises(ValueError, match="max_payload"):
             await store.add([h.job(payload="x" * (1 << 20))])
         assert await store.add([h.job()]) == [True], "the connection survived it"
+        # One among many: nothing is stored, so that a caller may repeat what is good.
+        many = [h.job(f"large-{n}", payload="x" * 900_000) for n in range(20)]
+        many.append(h.job("too large", payload="x" * (1 << 20)))
+        with pytest.raises(ValueError, match="max_payload"):
+            await store.add(many)
+        assert await store.get([job.id for job in many]) == [None] * 21
+
+
+async def test_a_job_too_large_for_the_server_fails_alone(tmp_path: Path) -> None:
+    async with raw_server(tmp_path, jetstream(tmp_path)) as place:
+        app = App(f"nats://{place}/ns", payload_limit=2 << 20)
+
+        @app.task
+        async def take(text: str) -> None: ...
+
+        async with app:
+            texts = ["x" * (1 << 20) if n == 42 else "x" for n in range(100)]
+            answers = await asyncio.gather(*map(take.enqueue, texts), return_exceptions=True)
+            stored = await app.find(Query(), limit=200)
+    [refused] = [each for each in answers if isinstance(each, BaseException)]
+    assert refused is answers[42] and isinstance(refused, UsageError)
+    assert all(each.added for each in answers if isinstance(each, JobHandle))
+    assert len(stored.jobs) == 99
 
 
 async def test_an_old_server_is_refused() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from tickwheel.batch import Batcher, few_at_a_time
+from tickwheel.batch import SPLITS, Batcher, few_at_a_time, portions
+from tickwheel.errors import StoreUnavailable
 from tickwheel.testing import run_virtual
 
 
@@ -17,14 +18,17 @@ class Sink:
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
-        # Flushes that hold one of these fail.
+        # Flushes that hold one of these fail: with an error of the item's, or of the store's.
         self.poison: set[int] = set()
+        self.lost: set[int] = set()
 
     async def flush(self, items: Sequence[int]) -> list[int]:
         self.batches.append(list(items))
         await asyncio.sleep(1)
         if self.poison & set(items):
-            raise ConnectionError(f"lost {items}")
+            raise ValueError(f"can't take {items}")
+        if self.lost & set(items):
+            raise StoreUnavailable(f"lost {items}")
         return [item * 2 for item in items]
 
 
@@ -110,18 +114,77 @@ def test_only_one_flush_is_under_way_at_a_time() -> None:
     run_virtual(story())
 
 
-def test_an_error_reaches_every_caller_of_that_batch_and_no_other() -> None:
+def test_a_store_that_is_away_is_told_to_every_caller_of_that_batch_and_no_other() -> None:
     async def story() -> None:
         sink = Sink()
-        sink.poison = {4}
+        sink.lost = {4}
         batcher = Batcher(sink.flush, limit=3)
         answers = await asyncio.gather(*map(batcher.send, range(9)), return_exceptions=True)
         assert answers[:3] == [0, 2, 4]
         assert [str(answer) for answer in answers[3:6]] == ["lost [3, 4, 5]"] * 3
-        assert all(isinstance(answer, ConnectionError) for answer in answers[3:6])
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers[3:6])
         assert answers[6:] == [12, 14, 16]
+        # It was not tried again: nobody knows when the store is back.
+        assert sink.batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
         # And it goes on working.
         assert await batcher.send(50) == 100
+
+    run_virtual(story())
+
+
+def test_a_bad_item_fails_alone_and_its_neighbours_get_their_answers() -> None:
+    async def story() -> None:
+        sink = Sink()
+        sink.poison = {37}
+        batcher = Batcher(sink.flush)
+        answers = await asyncio.gather(*map(batcher.send, range(100)), return_exceptions=True)
+        bad = answers.pop(37)
+        assert isinstance(bad, ValueError) and str(bad) == "can't take [37]"
+        assert answers == [n * 2 for n in range(100) if n != 37]
+        # By halves: the first try, and two for each of the seven times that 100 can be halved.
+        assert len(sink.batches) <= 1 + 2 * 7
+        assert await batcher.send(50) == 100
+
+    run_virtual(story())
+
+
+def test_where_the_store_goes_away_between_two_halves_the_second_half_is_told() -> None:
+    async def story() -> None:
+        sink = Sink()
+        sink.poison, sink.lost = {0}, {3}
+        batcher = Batcher(sink.flush)
+        answers = await asyncio.gather(*map(batcher.send, range(4)), return_exceptions=True)
+        assert isinstance(answers[0], ValueError)
+        assert answers[1] == 2
+        assert [str(answer) for answer in answers[2:]] == ["lost [2, 3]"] * 2
+
+    run_virtual(story())
+
+
+def test_a_batch_of_which_nothing_succeeds_is_given_up_after_a_number_of_tries() -> None:
+    async def story() -> None:
+        sink = Sink()
+        sink.poison = set(range(1000))
+        batcher = Batcher(sink.flush)
+        answers = await asyncio.gather(*map(batcher.send, range(1000)), return_exceptions=True)
+        assert all(isinstance(answer, ValueError) for answer in answers)
+        # What is left over once no more is split is at most a part for each time it was halved.
+        assert len(sink.batches) <= SPLITS + 10
+
+    run_virtual(story())
+
+
+def test_a_batcher_that_is_cancelled_between_two_halves_leaves_no_caller_waiting() -> None:
+    async def story() -> None:
+        sink = Sink()
+        sink.poison = {0}
+        batcher = Batcher(sink.flush)
+        answers = [batcher.submit(n) for n in range(8)]
+        await asyncio.sleep(1.5)
+        [flushing] = batcher._flushing
+        flushing.cancel()
+        await asyncio.wait(answers)
+        assert all(answer.cancelled() for answer in answers)
 
     run_virtual(story())
 
@@ -147,14 +210,14 @@ def test_a_caller_that_is_cancelled_disturbs_nobody(when: str) -> None:
 def test_a_cancelled_caller_of_a_batch_that_fails_disturbs_nobody() -> None:
     async def story() -> None:
         sink = Sink()
-        sink.poison = {1}
+        sink.lost = {1}
         batcher = Batcher(sink.flush)
         sending = [asyncio.create_task(batcher.send(n)) for n in (1, 2)]
         await asyncio.sleep(0.5)
         sending[0].cancel()
         cancelled, failed = await asyncio.gather(*sending, return_exceptions=True)
         assert isinstance(cancelled, asyncio.CancelledError)
-        assert isinstance(failed, ConnectionError)
+        assert isinstance(failed, StoreUnavailable)
 
     run_virtual(story())
 
@@ -207,7 +270,7 @@ def test_drained_waits_for_every_answer() -> None:
         await batcher.drained()
         assert now() == 3
         assert all(answer.done() for answer in answers)
-        assert isinstance(answers[1].exception(), ConnectionError)
+        assert isinstance(answers[1].exception(), ValueError)
 
     run_virtual(story())
 
@@ -276,6 +339,73 @@ def test_whole_batches_go_side_by_side_and_parts_of_one_wait() -> None:
         assert now() == 4
 
     run_virtual(story())
+
+
+# --- Bytes: here an item weighs as much as its number
+
+
+def test_a_batch_is_bounded_by_bytes() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush, weigh=int, limit_bytes=10)
+        sizes = [4, 6, 1, 9, 1, 50, 3, 3, 3, 3]
+        assert await asyncio.gather(*map(batcher.send, sizes)) == [n * 2 for n in sizes]
+        assert sink.batches == [[4, 6], [1, 9], [1], [50], [3, 3, 3], [3]]
+
+    run_virtual(story())
+
+
+def test_a_batch_that_is_whole_by_its_bytes_does_not_wait_for_the_one_before() -> None:
+    async def story() -> None:
+        sink = Sink()
+        # Two lanes share the bytes: 10 for each.
+        batcher = Batcher(sink.flush, weigh=int, limit_bytes=20, lanes=2)
+        sending = [asyncio.create_task(batcher.send(n)) for n in (5, 5, 7, 3, 2)]
+        await asyncio.sleep(0.5)
+        assert sink.batches == [[5, 5], [7, 3]]
+        await asyncio.gather(*sending)
+        assert sink.batches[2:] == [[2]]
+
+    run_virtual(story())
+
+
+def test_no_more_bytes_gather_than_there_is_room_for() -> None:
+    async def story() -> None:
+        sink = Sink()
+        batcher = Batcher(sink.flush, weigh=int, room_bytes=10)
+        sizes = [5, 5, 9, 9, 1, 12]
+        answers = await asyncio.gather(*map(batcher.send, sizes))
+        assert answers == [n * 2 for n in sizes]
+        # Room is asked for before an item comes, so the last one may go beyond.
+        assert sink.batches == [[5, 5], [9, 9], [1, 12]]
+
+    run_virtual(story())
+
+
+def test_portions_hold_one_item_at_least_and_no_more_than_their_limits() -> None:
+    def cut(sizes: list[int]) -> list[list[int]]:
+        return list(portions(sizes, int, most=3, most_bytes=10))
+
+    assert cut([]) == []
+    assert cut([1, 1, 1, 1]) == [[1, 1, 1], [1]]
+    assert cut([5, 5, 1]) == [[5, 5], [1]]
+    assert cut([99, 1, 99]) == [[99], [1], [99]]
+    assert list(portions("abcde", most=2)) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_portions_of_a_generator_are_taken_one_by_one() -> None:
+    taken: list[int] = []
+
+    def sizes() -> Iterator[int]:
+        for n in (6, 3, 5, 8):
+            taken.append(n)
+            yield n
+
+    cutting = portions(sizes(), int, most_bytes=10)
+    assert taken == []
+    assert next(cutting) == [6, 3]
+    assert taken == [6, 3, 5]
+    assert list(cutting) == [[5], [8]]
 
 
 # --- A few at a time

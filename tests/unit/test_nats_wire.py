@@ -276,8 +276,37 @@ async def test_a_pull_ends_with_its_count_or_a_status() -> None:
                 await script.say(hmsg(reply_of(line), b"NATS/1.0 404 No Messages\r\n\r\n", b""))
 
         script.answer = answer
-        assert len(await wire.pull("S", "C", 3)) == 3
-        assert len(await wire.pull("S", "C", 5)) == 2
+        for count, expected in [(3, (3, True)), (5, (2, False))]:
+            messages, more = await wire.pull("S", "C", count, 9999)
+            assert (len(messages), more) == expected
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    ("words", "left"), [(b"Message Size Exceeds MaxBytes", 3), (b"Batch Completed", 0)]
+)
+async def test_a_pull_that_ends_by_its_limits_has_all_that_was_delivered(
+    words: bytes, left: int, early: bool
+) -> None:
+    """In a cluster the end of a pull can come before the messages that it counts."""
+    ack = b"$JS.ACK.S.C.1.%d.1.1700000000000000000.0"
+
+    async with talking() as (script, wire):
+
+        async def answer(script: Script, line: bytes) -> None:
+            said = b"NATS/1.0 409 %s\r\nNats-Pending-Messages: %d\r\n\r\n" % (words, left)
+            end = hmsg(reply_of(line), said, b"")
+            tokens = [msg(b"tw.x.%d" % n, b"token", reply=ack % n) for n in range(5 - left)]
+            for each in [end, *tokens] if early else [*tokens, end]:
+                await script.say(each)
+
+        script.answer = answer
+        for _ in range(2):
+            messages, more = await wire.pull("S", "C", 5, 40)
+            assert ([each.subject for each in messages], more) == (
+                [f"tw.x.{n}" for n in range(5 - left)],
+                True,
+            )
 
 
 async def test_what_comes_after_a_pull_has_ended_is_not_dropped() -> None:
@@ -290,7 +319,7 @@ async def test_what_comes_after_a_pull_has_ended_is_not_dropped() -> None:
             await script.say(msg(b"tw.late", b"token", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
 
         script.answer = answer
-        assert await wire.pull("S", "C", 5) == []
+        assert await wire.pull("S", "C", 5, 9999) == ([], False)
         await asyncio.sleep(0.05)
         assert strays == ["tw.late"]
 
@@ -307,7 +336,7 @@ async def test_what_a_lost_pull_had_got_is_not_dropped() -> None:
 
         script.answer = answer
         with pytest.raises(StoreUnavailable):
-            await wire.pull("S", "C", 5)
+            await wire.pull("S", "C", 5, 9999)
         assert strays == ["tw.one"]
 
 
@@ -320,7 +349,7 @@ async def test_what_a_pull_that_was_given_up_had_got_is_not_dropped() -> None:
             await script.say(msg(b"tw.one", b"token", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
 
         script.answer = answer
-        pull = asyncio.create_task(wire.pull("S", "C", 5))
+        pull = asyncio.create_task(wire.pull("S", "C", 5, 9999))
         await asyncio.sleep(0.05)
         pull.cancel()
         await asyncio.gather(pull, return_exceptions=True)
@@ -338,7 +367,9 @@ async def test_pulls_of_two_streams_at_once_are_told_apart() -> None:
             await script.say(msg(b"tw." + stream, b"token", reply=ack))
 
         script.answer = answer
-        one, two = await asyncio.gather(wire.pull("S1", "C", 1), wire.pull("S2", "C", 1))
+        (one, _), (two, _) = await asyncio.gather(
+            wire.pull("S1", "C", 1, 9999), wire.pull("S2", "C", 1, 9999)
+        )
         assert [each.subject for each in one] == ["tw.S1"]
         assert [each.subject for each in two] == ["tw.S2"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import apsw
 import pytest
 
+from tickwheel.batch import BATCH_BYTES
 from tickwheel.job import Cancelled, Job, Priority, State, dead, done
 from tickwheel.store import Page, Query
 from tickwheel.stores.sqlite import steps
-from tickwheel.stores.sqlite.steps import BATCH_BYTES
 from tickwheel.stores.sqlite.store import SqliteStore
 
 MIB = 1024**2

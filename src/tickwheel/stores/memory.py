@@ -16,11 +16,12 @@ from collections.abc import Sequence
 import msgspec
 
 from tickwheel import job as life
+from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.clock import Clock, SystemClock, moved_ms, wall_ns
 from tickwheel.errors import BadConfig
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo, job_bytes
 from tickwheel.throttle import Rate, admit
 from tickwheel.wheel import TimingWheel
 
@@ -131,6 +132,7 @@ class MemoryStore:
         """The ids to hand out, best first."""
         heaps = [self._ready[queue] for queue in self._open(queues)]
         taken: list[str] = []
+        total = 0
         too_soon: list[tuple[list[_Entry], _Entry]] = []
         while len(taken) < limit and (heap := min(filter(None, heaps), default=None)):
             entry = heapq.heappop(heap)
@@ -142,8 +144,12 @@ class MemoryStore:
                 too_soon.append((heap, entry))
             elif job.asked:
                 self._put(life.cancelled(job, now_ms=now_ms))
+            elif taken and total + job_bytes(job) > BATCH_BYTES:
+                heapq.heappush(heap, entry)
+                break
             else:
                 taken.append(entry[2])
+                total += job_bytes(job)
         for heap, entry in too_soon:
             heapq.heappush(heap, entry)
         return taken
@@ -360,7 +366,8 @@ class MemoryStore:
                 id for id in sorted(self._jobs) if id > (cursor or "") and self._matches(id, query)
             ]
             jobs = [self._jobs[id] for id in matching[:limit]]
-        return Page(jobs=jobs, cursor=jobs[-1].id if len(matching) > limit else None)
+        jobs = next(portions(jobs, job_bytes, most=limit), [])
+        return Page(jobs=jobs, cursor=jobs[-1].id if len(matching) > len(jobs) else None)
 
     def _matches(self, id: str, query: Query) -> bool:
         job = self._jobs[id]

@@ -15,6 +15,7 @@ from tickwheel.batch import few_at_a_time
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
+from tickwheel.store import job_bytes
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.steps import Check, Layout, Standing, Step
 from tickwheel.stores.nats.stream import BATCH, BATCH_BYTES, Stream, Token
@@ -88,7 +89,13 @@ class Jobs:
     # --- Add
 
     async def add(self, jobs: Sequence[Job]) -> set[str]:
-        """Add the jobs whose id is not taken; gives the ids of those that were added."""
+        """Add the jobs whose id is not taken; gives the ids of those that were added. Where one is
+        more than the server takes, none is added."""
+        # As JSON a text can be up to six times as long; only what may be too large is tried.
+        surely = self._stream.largest // 8
+        for job in jobs:
+            if job_bytes(job) > surely:
+                self._stream.refuse_large([self._new(job)])
         carried = await self._move(
             {job.id: job for job in jobs},
             lambda job: [self._new(job)],
@@ -347,7 +354,7 @@ class Jobs:
         pruned = 0
         while pruned < limit:
             wanted = min(limit - pruned, BATCH)
-            messages, _ = await self._stream.page(subject, from_seq=1, limit=wanted)
+            messages, more = await self._stream.page(subject, from_seq=1, limit=wanted)
             old: list[Standing] = []
             for message in messages:
                 standing = steps.standing(*message)
@@ -358,7 +365,7 @@ class Jobs:
                 break
             await self._spend_tokens(old)
             pruned += await self._stream.purge(subject, before_seq=old[-1].seq + 1)
-            if len(old) < wanted:
+            if len(old) < len(messages) or not more:
                 break
         return pruned
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tickwheel.batch import BATCH_BYTES
 from tickwheel.job import Job, State
-from tickwheel.store import Query, QueueInfo
+from tickwheel.store import Query, QueueInfo, job_bytes
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.jobs import Jobs
 from tickwheel.stores.nats.steps import Layout, Standing
@@ -36,7 +37,8 @@ class Finder:
         source = int(number) if number.isdigit() else 0
         seq = int(at) if at.isdigit() else 0
         found: list[Job] = []
-        while source < len(sources) and len(found) < limit:
+        total = 0
+        while source < len(sources) and len(found) < limit and total < BATCH_BYTES:
             subject, backwards = sources[source]
             wanted = limit - len(found) if query.task is None else SCAN
             look = self._back if backwards else self._on
@@ -44,7 +46,9 @@ class Finder:
             for standing in await self._jobs.true_tokens(standings):
                 if _matches(standing.job, query):
                     found.append(standing.job)
-                    if len(found) == limit and standing is not standings[-1]:
+                    total += job_bytes(standing.job)
+                    full = len(found) == limit or total >= BATCH_BYTES
+                    if full and standing is not standings[-1]:
                         return found, f"{source}.{_after(standing, backwards)}"
             if seq == 0:
                 source += 1
@@ -83,9 +87,9 @@ class Finder:
         first: int = state["first_seq"]
         below = below or state["last_seq"] + 1
         found: list[Standing] = []
-        width = NARROWEST
+        total, width = 0, NARROWEST
         for _ in range(WINDOWS):
-            if below <= first or len(found) >= limit:
+            if below <= first or len(found) >= limit or total >= BATCH_BYTES:
                 break
             start = max(below - width, first)
             messages, more = await self._stream.page(subject, from_seq=start, limit=WIDEST)
@@ -94,6 +98,7 @@ class Finder:
                 width = max(width // 4, 1)  # there may be more between the last of them and below
                 continue
             found += [steps.standing(*each) for each in reversed(inside)]
+            total += sum(len(body) for *_, body in inside)
             below, width = start, width * 2
         if len(found) > limit:
             found = found[:limit]

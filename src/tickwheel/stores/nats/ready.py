@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.errors import StoreError
+from tickwheel.store import job_bytes
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.jobs import Jobs
 from tickwheel.stores.nats.steps import Layout
@@ -40,6 +42,8 @@ class Ready:
         self._pulling = asyncio.Lock()
         # Sources that had all that was asked of them at the last pull: there may be more.
         self._plenty: set[Source] = set()
+        # Of these, those that would have given more tokens but for their bytes, in the last claim.
+        self._cut: set[Source] = set()
         self._spare: list[Token] = []
         self._returning: asyncio.Task[None] | None = None
         # How often a queue had news, and how much of that the last claim had seen.
@@ -59,8 +63,11 @@ class Ready:
 
     # --- Pull
 
-    async def take(self, queues: Sequence[str], limit: int) -> list[Token]:
-        """Up to `limit` tokens of these queues, by priority and then as they became ready."""
+    async def take(
+        self, queues: Sequence[str], limit: int, most_bytes: int = BATCH_BYTES
+    ) -> list[Token]:
+        """Up to `limit` tokens of these queues, by priority and then as they became ready; of about
+        `most_bytes`, but at least one."""
         if limit < 1 or not queues:
             return []
         async with self._pulling:
@@ -69,30 +76,34 @@ class Ready:
             tokens = [each for each in self._spare if each.standing.job.queue in noted]
             self._spare = [each for each in self._spare if each.standing.job.queue not in noted]
             try:
-                await self._gather(new, list(noted), limit, tokens)
+                await self._gather(new, list(noted), limit, most_bytes, tokens)
             except BaseException:
                 self.keep(tokens)
                 raise
             tokens.sort(key=_order)
-            self.keep(tokens[limit:])
+            first = tokens
+            if self._cut:
+                first = [each for each in tokens if not self._overtakes(each.standing.job.priority)]
+            taken = next(portions(first, token_bytes, most=limit, most_bytes=most_bytes), [])
+            self.keep(tokens[len(taken) :])
             for queue, news in noted.items():
-                if len(tokens) < limit:
+                if len(taken) == len(tokens) < limit and not self._cut:
                     self._seen[queue] = news
                 else:
                     self._seen.pop(queue, None)
-            return tokens[:limit]
+            return taken
 
     async def _gather(
-        self, new: list[str], queues: list[str], limit: int, tokens: list[Token]
+        self, new: list[str], queues: list[str], limit: int, most_bytes: int, tokens: list[Token]
     ) -> None:
-        await self._pull_all(queues, limit, tokens)
+        await self._pull_all(queues, limit, most_bytes, tokens)
         for pause_s in AGAIN_S:
             patient = not tokens and pause_s < LONG_S
             late = self._late(new, queues if patient else [], tokens)
             if not late:
                 return
             await asyncio.sleep(pause_s)
-            await self._pull(late, limit, tokens)
+            await self._pull(dict.fromkeys(late, most_bytes // len(late)), limit, tokens)
 
     def _late(
         self, new: list[str], followed: list[str], tokens: Sequence[Token] = ()
@@ -107,28 +118,39 @@ class Ready:
             each for each in sources if now - self._heard.get(each, -FRESH_S) < FRESH_S
         ]
 
-    async def _pull_all(self, queues: list[str], limit: int, tokens: list[Token]) -> None:
+    async def _pull_all(
+        self, queues: list[str], limit: int, most_bytes: int, tokens: list[Token]
+    ) -> None:
         """Ask every source, in as few rounds as that takes without too many tokens coming.
 
         Sources that had little the last time are all asked at once. Those that had plenty are
-        asked by priority, each for no more than is still wanted.
+        asked by priority, each for no more than is still wanted. Those that are asked at once share
+        the bytes; one that had little is not expected to need many.
         """
         ranks = [[(queue, priority) for queue in queues] for priority in RANKS]
         rich = [[each for each in rank if each in self._plenty] for rank in ranks]
         rich = [rank for rank in rich if rank]
         poor = [each for rank in ranks for each in rank if each not in self._plenty]
-        await self._pull(poor + (rich[0] if rich else []), limit, tokens)
+        best = rich[0] if rich else []
+        shares = dict.fromkeys(poor, most_bytes // (len(poor) + len(best)) if poor else 0)
+        shares |= dict.fromkeys(best, most_bytes // len(best) if best else 0)
+        self._cut.clear()
+        await self._pull(shares, limit, tokens)
         for rank in rich[1:]:
             # Of the priority asked for, or above: what came from below it can wait.
             least = int(rank[0][1])
-            have = sum(each.standing.job.priority >= least for each in tokens)
-            if have < limit:
-                await self._pull(rank, limit - have, tokens)
+            have = [each for each in tokens if each.standing.job.priority >= least]
+            left = most_bytes - sum(map(token_bytes, have))
+            if len(have) < limit and left > 0 and not self._overtakes(least):
+                shares = dict.fromkeys(rank, left // len(rank))
+                await self._pull(shares, limit - len(have), tokens)
 
-    async def _pull(self, sources: list[Source], count: int, tokens: list[Token]) -> None:
+    async def _pull(self, shares: dict[Source, int], count: int, tokens: list[Token]) -> None:
+        """Ask these sources, each for so many tokens, and for its share of bytes."""
+        sources = list(shares)
         pulls = [
-            asyncio.create_task(self._stream.pull(queue, priority, count))
-            for queue, priority in sources
+            asyncio.create_task(self._stream.pull(queue, priority, count, most_bytes))
+            for (queue, priority), most_bytes in shares.items()
         ]
         try:
             await asyncio.wait(pulls)
@@ -137,11 +159,16 @@ class Ready:
             # here, where another cancel could drop it; a pull under way keeps what it has itself.
             for source, pull in zip(sources, pulls, strict=True):
                 ended = not pull.cancel() and pull.exception() is None
-                found = pull.result() if ended else []
+                found, more = pull.result() if ended else ([], False)
                 tokens += found
-                (self._plenty.add if len(found) == count else self._plenty.discard)(source)
+                (self._plenty.add if more else self._plenty.discard)(source)
+                (self._cut.add if more and len(found) < count else self._cut.discard)(source)
         for pull in pulls:
             pull.result()
+
+    def _overtakes(self, priority: int) -> bool:
+        """Whether something of a higher priority was left for its bytes."""
+        return any(int(cut) > priority for _, cut in self._cut)
 
     # --- Spare tokens: delivered here, not wanted yet
 
@@ -176,6 +203,9 @@ class Ready:
         """Return when a claim may find something in these queues, at the latest after so long."""
         start = {queue: self._follow(queue) for queue in queues}
         unknown = [queue for queue in queues if queue not in self._seen]
+        # What a claim left for its bytes is in our hand.
+        if any(each.standing.job.queue in unknown for each in self._spare):
+            return
         if unknown and await self._any(unknown):
             return
         if self._late([], list(start)):
@@ -222,6 +252,10 @@ class Ready:
     def returned(self, message: Message) -> None:
         """Something was delivered that nobody waits for any more: it is spare."""
         self.keep([self._stream.token_of(message)])
+
+
+def token_bytes(token: Token) -> int:
+    return job_bytes(token.standing.job)
 
 
 def _order(token: Token) -> tuple[int, int]:

@@ -12,23 +12,23 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
-from tickwheel.batch import few_at_a_time
+from tickwheel.batch import BATCH_BYTES, few_at_a_time, portions
 from tickwheel.clock import S_NS, Clock, StoreClock, SystemClock, first_of
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo, job_bytes
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.health import durability_of, findings_of
 from tickwheel.stores.nats.jobs import PARALLEL, Jobs
 from tickwheel.stores.nats.looking import Finder, counted
 from tickwheel.stores.nats.options import Options
-from tickwheel.stores.nats.ready import Ready
+from tickwheel.stores.nats.ready import Ready, token_bytes
 from tickwheel.stores.nats.steps import Check, Layout, Step
 from tickwheel.stores.nats.stream import BATCH, Stream, Token
 from tickwheel.stores.nats.wire import Message, Wire, publish_line
@@ -42,6 +42,8 @@ ROUNDS = 3
 MEASURE_S = 30.0
 # Tries at a bucket that others take from at the same moment.
 TRIES = 50
+# Jobs that an operator's step reads at once, and then writes.
+OPERATED = 200
 
 
 class Shard:
@@ -68,7 +70,14 @@ class Shard:
             await self.stream.ensure_source(queue, priority)
 
     async def claim(
-        self, queues: list[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+        self,
+        queues: list[str],
+        *,
+        worker: str,
+        limit: int,
+        most_bytes: int,
+        now_ms: int,
+        lease_ms: int,
     ) -> list[Job]:
         claimed: list[Job] = []
 
@@ -87,12 +96,14 @@ class Shard:
         for _ in range(ROUNDS):
             wanted = limit - len(claimed)
             async with few_at_a_time(PARALLEL) as start:
-                while wanted:
+                while wanted and most_bytes > 0:
                     # By the batch: one is claimed while the next one comes.
-                    tokens = await self.ready.take(queues, portion := min(wanted, BATCH))
+                    portion = min(wanted, BATCH)
+                    tokens = await self.ready.take(queues, portion, most_bytes)
                     if tokens:
                         await start(claim(tokens))
                     wanted -= len(tokens)
+                    most_bytes -= sum(map(token_bytes, tokens))
                     if len(tokens) < portion:
                         break
             if wanted or len(claimed) == limit:
@@ -201,6 +212,11 @@ class NatsStore:
             found[self._of_job(id)].append(id)
         return found
 
+    def _portions(self, ids: Iterable[str]) -> Iterator[tuple[Shard, list[str]]]:
+        for shard, mine in self._split(ids).items():
+            for some in portions(mine, most=OPERATED):
+                yield shard, some
+
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
@@ -226,12 +242,19 @@ class NatsStore:
         await self._keep_time()
         wanted = list(dict.fromkeys(queues))
         claimed: list[Job] = []
+        left_bytes = BATCH_BYTES
         shards = self._turn()
         for left, shard in zip(range(len(shards), 0, -1), shards, strict=True):
-            share = -(-(limit - len(claimed)) // left)
-            claimed += await shard.claim(
-                wanted, worker=worker, limit=share, now_ms=now_ms, lease_ms=lease_ms
+            some = await shard.claim(
+                wanted,
+                worker=worker,
+                limit=-(-(limit - len(claimed)) // left),
+                most_bytes=left_bytes // left,
+                now_ms=now_ms,
+                lease_ms=lease_ms,
             )
+            left_bytes -= sum(map(job_bytes, some))
+            claimed += some
         return claimed
 
     def _turn(self) -> list[Shard]:
@@ -302,7 +325,7 @@ class NatsStore:
 
     async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
         answers: dict[str, Cancelled] = {}
-        for shard, mine in self._split(ids).items():
+        for shard, mine in self._portions(ids):
             found, asked = await shard.jobs.cancel(mine, now_ms=now_ms)
             answers |= found
             for worker in {job.worker for job in asked if job.worker}:
@@ -315,13 +338,13 @@ class NatsStore:
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
         done: set[str] = set()
-        for shard, mine in self._split(ids).items():
+        for shard, mine in self._portions(ids):
             done |= await shard.jobs.rerun(mine, now_ms=now_ms)
         return _once(ids, done)
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
         done: set[str] = set()
-        for shard, mine in self._split(ids).items():
+        for shard, mine in self._portions(ids):
             done |= await shard.jobs.delete(mine)
         return _once(ids, done)
 

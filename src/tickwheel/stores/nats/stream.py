@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from tickwheel.batch import BATCH_BYTES as REPLY_BYTES
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.steps import Layout, Standing, Step
@@ -33,9 +34,13 @@ from tickwheel.stores.nats.wire import (
 # no more bytes than both sides can hold.
 BATCH = 1000
 BATCH_BYTES = 8 * 1024 * 1024
-# What one read may ask for, and what its answer may weigh.
+# What one read may ask for, and what its answer may weigh. Of the leader so many jobs are asked for
+# first; the more of them fit, the more the next time.
 READ_MOST = 400
-READ_BYTES = 16 * 1024 * 1024
+READ_BYTES = REPLY_BYTES
+READ_FIRST = 16
+# What a delivered message has beside its content: subjects, as long as the server takes them.
+SUBJECT_BYTES = 8 * 1024
 # A job that moves while it is looked up can be missed: it is looked up again.
 LOOKS = 4
 LOOK_AGAIN_S = 0.005
@@ -202,7 +207,7 @@ class Stream:
     async def store(self, messages: Sequence[Step]) -> int | None:
         """Store all of these or none; gives the last one's sequence, None where a check did not
         hold. Those of the others come right before it."""
-        self._refuse_large(messages)
+        self.refuse_large(messages)
         if len(messages) == 1:
             [only] = messages
             answer = await self._wire.request(only.subject, only.body, only.headers)
@@ -213,7 +218,7 @@ class Stream:
 
     async def _store_singly(self, messages: Sequence[Step]) -> list[int | None]:
         """Store each of these for itself, all under way at the same time."""
-        self._refuse_large(messages)
+        self.refuse_large(messages)
         left = len(messages)
 
         def last(_: Message) -> bool:
@@ -240,7 +245,7 @@ class Stream:
         seq: int = _must(found)["seq"]
         return seq
 
-    def _refuse_large(self, messages: Sequence[Step]) -> None:
+    def refuse_large(self, messages: Sequence[Step]) -> None:
         largest = max(messages, key=_size)
         if not self.fits(largest):
             raise UsageError(
@@ -250,8 +255,13 @@ class Stream:
 
     def fits(self, message: Step) -> bool:
         """Whether the server takes a message of this size; some is left for what a batch adds."""
+        return _size(message) + 200 <= self.largest
+
+    @property
+    def largest(self) -> int:
+        """The largest message that the server takes."""
         most: int = self._wire.info.get("max_payload", 1 << 20)
-        return _size(message) + 200 <= most
+        return most
 
     async def purge(self, subject: str, *, before_seq: int | None = None) -> int:
         """Remove what stands under a subject, wildcards allowed; says how much that was."""
@@ -282,15 +292,31 @@ class Stream:
             messages = await self.last_of(subjects)
         else:
             # Any replica may answer a direct read, one that is behind as well; the leader is not.
-            answers = await asyncio.gather(
-                *(self.leader_last(self._layout.truth(id), self._layout.ready_of(id)) for id in ids)
-            )
-            messages = [message for message in answers if message is not None]
+            messages = await self._leader_read(ids)
         for subject, seq, body in messages:
             seen = steps.standing(subject, seq, body)
             best = found.get(seen.job.id)
             if best is None or (bool(seen.kind), seen.seq) > (bool(best.kind), best.seq):
                 found[seen.job.id] = seen
+
+    async def _leader_read(self, ids: Sequence[str]) -> list[tuple[str, int, bytes]]:
+        """The last message of each job, many at once where they are small."""
+        messages: list[tuple[str, int, bytes]] = []
+        start, count = 0, READ_FIRST
+        while start < len(ids):
+            some = ids[start : start + count]
+            answers = await asyncio.gather(
+                *(
+                    self.leader_last(self._layout.truth(id), self._layout.ready_of(id))
+                    for id in some
+                )
+            )
+            found = [message for message in answers if message is not None]
+            messages += found
+            start += count
+            average = sum(len(body) for *_, body in found) // len(some)
+            count = min(max(READ_BYTES // (average + 1), 1), READ_MOST)
+        return messages
 
     async def leader_last(self, *subjects: str) -> tuple[str, int, bytes] | None:
         for subject in subjects:
@@ -302,8 +328,14 @@ class Stream:
         return None
 
     async def last_of(self, subjects: Sequence[str]) -> list[tuple[str, int, bytes]]:
-        """The last message of each subject that matches one of these."""
-        messages, _ = await self._direct({"multi_last": subjects})
+        """The last message of each subject that matches one of these, as many answers as it takes.
+        What moves meanwhile comes later, so it is not missed; it may be there twice."""
+        wish: dict[str, Any] = {"multi_last": subjects, "max_bytes": READ_BYTES}
+        messages, more = await self._direct(wish)
+        while more and messages:
+            page, more = await self._direct(wish | {"seq": messages[-1][1] + 1})
+            more = more and bool(page)
+            messages += page
         return messages
 
     async def all_of(self, subject: str) -> list[tuple[str, int, bytes]]:
@@ -340,11 +372,15 @@ class Stream:
 
     # --- Tokens
 
-    async def pull(self, queue: str, priority: str, count: int) -> list[Token]:
-        """Tokens that a queue has right now. A queue that nobody used yet has none."""
+    async def pull(
+        self, queue: str, priority: str, count: int, most_bytes: int
+    ) -> tuple[list[Token], bool]:
+        """Tokens that a queue has right now, up to so many bytes but at least one; and whether it
+        may have more. A queue that nobody used yet has none."""
         consumer = consumer_name(queue, f"r{priority}")
-        delivered = await self._wire.pull(self._name, consumer, count)
-        return [self.token_of(message) for message in delivered]
+        most_bytes = max(most_bytes, self.largest + SUBJECT_BYTES)
+        delivered, more = await self._wire.pull(self._name, consumer, count, most_bytes)
+        return [self.token_of(message) for message in delivered], more
 
     def token_of(self, message: Message) -> Token:
         seq, deliveries = delivered(message)

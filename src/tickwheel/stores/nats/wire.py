@@ -218,14 +218,29 @@ class Wire:
             if pull:
                 del self._pulls[pull]
 
-    async def pull(self, stream: str, consumer: str, count: int) -> list[Message]:
-        """What a consumer has right now, up to `count`; one pull of a consumer at a time."""
+    async def pull(
+        self, stream: str, consumer: str, count: int, most_bytes: int
+    ) -> tuple[list[Message], bool]:
+        """What a consumer has right now, up to `count` and `most_bytes`; and whether it may have
+        more. Nothing comes where the first message alone is larger. One pull of a consumer at a
+        time."""
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        wish = b'{"batch":%d,"no_wait":true}' % count
+        wish = b'{"batch":%d,"max_bytes":%d,"no_wait":true}' % (count, most_bytes)
         got: list[Message] = []
+        coming, cut = count, False
 
         def last(message: Message) -> bool:
-            return len(got) == count or not message.reply
+            nonlocal coming, cut
+            if message.reply:
+                coming -= 1
+            elif left := header(message, b"Nats-Pending-Messages"):
+                # The end of a pull that has a limit of bytes. In a cluster it can be here before
+                # the messages: so many of them are not coming.
+                coming -= int(left)
+                cut = _TOO_LARGE in message.headers
+            else:
+                return True
+            return coming == 0
 
         try:
             await self.exchange(
@@ -239,7 +254,8 @@ class Wire:
             for message in got:
                 self.on_stray(message)
             raise
-        return [message for message in got if message.reply]
+        messages = [message for message in got if message.reply]
+        return messages, cut or len(messages) == count
 
     def subscribe(self, subject: str, handle: Callable[[Message], None]) -> None:
         """Hand every message on this subject to `handle`, also after the connection came back."""
@@ -441,6 +457,7 @@ class Wire:
 
 
 _H, _M = ord("H"), ord("M")
+_TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
 
 
 def _consumer(ack: str) -> str:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
+from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.errors import BadConfig
 from tickwheel.job import ENDED, Job, State
 from tickwheel.store import Page, Query
-from tickwheel.stores.postgres.steps import LEVELS, ROW, Link, job_of
+from tickwheel.stores.postgres.steps import LEVELS, ROW_BYTES, Link, jobs_of
 
 # How many jobs one page looks at when it is filtered by something that no index knows.
 SCAN = 1000
 # How many of the leases that end next are looked at: those that were extended end later.
 SOONEST = 100
+# So few jobs are read at once, whatever their size.
+FEW = 8
 
 # --- What comes next, and by id
 
 
 async def get(db: Link, schema: str, ids: Sequence[str]) -> list[Job | None]:
-    cursor = await db.execute(f"select {ROW} from {schema}.job where id = any(%s)", (list(ids),))
-    found = {job.id: job for job in map(job_of, await cursor.fetchall())}
+    if len(ids) <= FEW:
+        sizes: list[tuple[Any, ...]] = [(id, 0) for id in ids]
+    else:
+        cursor = await db.execute(
+            f"select id, {ROW_BYTES} from {schema}.job where id = any(%s)", (list(ids),)
+        )
+        sizes = await cursor.fetchall()
+    found: dict[str, Job] = {}
+    for some in portions(sizes, itemgetter(1)):
+        found |= {job.id: job for job in await jobs_of(db, schema, [id for id, _ in some])}
     return [found.get(id) for id in ids]
 
 
@@ -78,14 +90,15 @@ async def find(db: Link, schema: str, query: Query, cursor: str | None, limit: i
     if at is not None:
         states = states[states.index(at) :] if at in states else []
     picked: list[str] = []
-    looked = 0
+    looked = total = 0
     for state in states:
         most = SCAN - looked if query.task is not None else limit - len(picked)
-        for id, task, *found in await _keys(db, schema, state, query, key, most):
+        for id, task, size, *found in await _keys(db, schema, state, query, key, most):
             key, looked = found, looked + 1
             if query.task in (None, task):
                 picked.append(id)
-            if len(picked) == limit or looked == SCAN:
+                total += size
+            if len(picked) == limit or looked == SCAN or total >= BATCH_BYTES:
                 jobs = await _known(db, schema, picked)
                 return Page(jobs=jobs, cursor=msgspec.json.encode([state, *key]).decode())
         key = None
@@ -119,7 +132,7 @@ async def _keys(
         marks = ", ".join(f"%(k{i})s" for i in range(len(columns)))
         conditions.append(f"({', '.join(columns)}) {beyond} ({marks})")
     cursor = await db.execute(
-        f"""select id, task, {", ".join(columns)} from {schema}.job
+        f"""select id, task, {ROW_BYTES}, {", ".join(columns)} from {schema}.job
             where {" and ".join(conditions)}
             order by {", ".join(f"{column} {order}" for column in columns)} limit %(limit)s""",
         {"limit": limit, "queue": query.queue}
@@ -129,4 +142,5 @@ async def _keys(
 
 
 async def _known(db: Link, schema: str, ids: Sequence[str]) -> list[Job]:
-    return [job for job in await get(db, schema, ids) if job is not None] if ids else []
+    found = {job.id: job for job in await jobs_of(db, schema, ids)} if ids else {}
+    return [found[id] for id in ids if id in found]

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 from psycopg import AsyncConnection
 
 from tickwheel import job as life
+from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.job import Cancelled, Job, Priority, Run, Settlement, State
 from tickwheel.schedule import Schedule
+from tickwheel.store import job_bytes
 
 Link = AsyncConnection[tuple[Any, ...]]
 
@@ -31,6 +34,8 @@ LEVELS = [int(priority) for priority in Priority]
 
 _FIELDS = Job.__struct_fields__
 ROW = ", ".join(f"job.{name}" for name in _FIELDS)
+# About how many bytes a row is. The server knows it without reading what it keeps apart.
+ROW_BYTES = "octet_length(payload) + octet_length(history) + coalesce(octet_length(result), 0)"
 
 
 def job_of(row: Sequence[Any]) -> Job:
@@ -39,6 +44,12 @@ def job_of(row: Sequence[Any]) -> Job:
     history = fields["history"]
     fields["history"] = () if history == "[]" else _histories.decode(history)
     return Job(**fields)
+
+
+async def jobs_of(db: Link, schema: str, ids: Sequence[str]) -> list[Job]:
+    """Those of these jobs that there are, in no order."""
+    cursor = await db.execute(f"select {ROW} from {schema}.job where id = any(%s)", (list(ids),))
+    return [job_of(row) for row in await cursor.fetchall()]
 
 
 # Jobs are encoded as they are: without the fields that have their defaults.
@@ -116,7 +127,7 @@ async def add(db: Link, schema: str, jobs: Sequence[Job]) -> list[bool]:
 def _waiting(schema: str, queue: str, level: int) -> str:
     """What may be handed out of one queue at one priority, best first: one range of the index."""
     return f"""
-        select ctid, due_ms, n from {schema}.job
+        select ctid, due_ms, n, {ROW_BYTES} as bytes from {schema}.job
         where state = 'waiting' and queue = {queue} and priority = {level}
           and due_ms <= %(due)s and (select free and not lost from gate)
         order by due_ms, n limit %(limit)s for update skip locked"""
@@ -124,10 +135,12 @@ def _waiting(schema: str, queue: str, level: int) -> str:
 
 @cache
 def _picking(schema: str, several: bool) -> str:
-    """The best jobs that can be claimed, locked; what others have locked is passed over.
+    """The best jobs that can be claimed, locked; what others have locked is passed over. Of these,
+    as many as one reply may hold.
 
     The branches are run one after the other, and only until there are enough: so of one queue no
-    row is locked that is not taken. Of several, each level's best are locked and the best taken.
+    row is locked that is not taken, unless jobs are large. Of several, each level's best are locked
+    and the best taken.
     They are then found by their place alone, with no other condition: one would lure the server
     into going along an index instead.
     """
@@ -138,7 +151,7 @@ def _picking(schema: str, several: bool) -> str:
         ]
     else:
         levels = [
-            f"""(select ctid, due_ms, n from (
+            f"""(select ctid, due_ms, n, bytes from (
                     select best.* from unnest(%(queues)s::text[]) as mine(queue),
                     lateral ({_waiting(schema, "mine.queue", level)}) as best
                     where not exists (
@@ -146,7 +159,19 @@ def _picking(schema: str, several: bool) -> str:
                  ) as level order by due_ms, n limit %(limit)s)"""
             for level in reversed(LEVELS)
         ]
-    return f"select ctid from ({' union all '.join(levels)}) as level limit %(limit)s"
+    return _fitting(
+        f"select ctid, bytes from ({' union all '.join(levels)}) as level limit %(limit)s"
+    )
+
+
+def _fitting(rows: str) -> str:
+    """The places of the first of these rows (ctid, bytes), as many as one reply may hold; at least
+    one."""
+    return f"""
+        select ctid from (
+            select ctid, sum(bytes) over (rows unbounded preceding) - bytes as before, bytes
+            from ({rows}) as ranked) as summed
+        where before = 0 or before + bytes <= {BATCH_BYTES}"""
 
 
 @cache
@@ -190,13 +215,17 @@ async def claim(
 
 @cache
 def _finding_lost(schema: str) -> str:
-    return f"""
-        select job.priority, job.lease_until_ms, job.n, {ROW} from {schema}.job
+    lost = f"""
+        select ctid, {ROW_BYTES} as bytes from {schema}.job
         where state = 'running' and queue = any(%(queues)s) and watch_ms <= %(now)s
           and lease_until_ms <= %(now)s
           and not exists (select from {schema}.paused where paused.queue = job.queue)
         order by job.priority desc, job.lease_until_ms, job.n
         limit %(limit)s for update skip locked"""
+    return f"""
+        with picked as materialized ({_fitting(lost)})
+        select job.priority, job.lease_until_ms, job.n, {ROW} from {schema}.job
+        where ctid = any(array(select ctid from picked))"""
 
 
 @cache
@@ -217,9 +246,9 @@ async def _claim_with_lost(
     ahead_ms = where["due"] - where["now"]
     ranked = [(-row[0], row[1], row[2], row[3:]) for row in lost]
     ranked += [(-row[0], row[1] - ahead_ms, row[2], row[3:]) for row in waiting]
+    best = [job_of(row) for *_, row in sorted(ranked, key=lambda each: each[:3])]
     claimed, changes = [], []
-    for *_, row in sorted(ranked, key=lambda each: each[:3])[: where["limit"]]:
-        job = job_of(row)
+    for job in next(portions(best, job_bytes, most=where["limit"]), []):
         if job.asked:
             changes.append(life.cancelled(job, now_ms=where["now"]))
             continue
@@ -426,20 +455,25 @@ async def _cancel_each(
 ) -> dict[str, Cancelled]:
     """The jobs that have ended, are unknown, or have lost their holder."""
     cursor = await db.execute(
-        f"select {ROW} from {schema}.job where id = any(%s) order by id for update", (ids,)
+        f"""select id, ended_ms is not null, {ROW_BYTES} from {schema}.job
+            where id = any(%s) order by id for update""",
+        (ids,),
     )
-    answers = dict.fromkeys(ids, Cancelled.UNKNOWN)
-    changes = []
-    for job in map(job_of, await cursor.fetchall()):
-        if job.state.ended:
-            answers[job.id] = Cancelled.TOO_LATE
-        elif life.held(job, now_ms=now_ms):
-            answers[job.id] = Cancelled.ASKED
-            changes.append(msgspec.structs.replace(job, asked=True))
-        else:
-            answers[job.id] = Cancelled.CANCELLED
-            changes.append(life.cancelled(job, now_ms=now_ms))
-    await _write_jobs(db, schema, changes)
+    rows = await cursor.fetchall()
+    answers = dict.fromkeys(ids, Cancelled.UNKNOWN) | {
+        id: Cancelled.TOO_LATE for id, ended, _ in rows if ended
+    }
+    live = [(id, size) for id, ended, size in rows if not ended]
+    for some in portions(live, itemgetter(1)):
+        changes = []
+        for job in await jobs_of(db, schema, [id for id, _ in some]):
+            if life.held(job, now_ms=now_ms):
+                answers[job.id] = Cancelled.ASKED
+                changes.append(msgspec.structs.replace(job, asked=True))
+            else:
+                answers[job.id] = Cancelled.CANCELLED
+                changes.append(life.cancelled(job, now_ms=now_ms))
+        await _write_jobs(db, schema, changes)
     return answers
 
 

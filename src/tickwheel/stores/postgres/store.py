@@ -12,11 +12,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from tickwheel.batch import BATCH, portions, weightless
 from tickwheel.clock import Clock
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import (
+    Durability,
+    Finding,
+    Page,
+    Query,
+    QueueInfo,
+    WorkerInfo,
+    job_bytes,
+    settlement_bytes,
+)
 from tickwheel.throttle import Rate
 from tickwheel.transaction import Statement
 
@@ -35,8 +45,6 @@ from tickwheel.stores.postgres.url import Options
 
 T = TypeVar("T")
 
-# One transaction moves at most this many jobs, so that no other step waits long for its turn.
-BATCH = 1000
 # Counts are folded after so many steps of this handle, or when a look had to sum so many rows.
 FOLD_STEPS, FOLD_ROWS = 500, 2000
 MIGRATE_MS = 24 * 3_600_000
@@ -124,11 +132,16 @@ class PostgresStore:
             pass
 
     async def _in_batches(
-        self, step: Callable[..., Awaitable[list[T]]], items: Sequence[Any], *args: Any
+        self,
+        step: Callable[..., Awaitable[list[T]]],
+        items: Sequence[Any],
+        *args: Any,
+        weigh: Callable[[Any], int] = weightless,
     ) -> list[T]:
+        """One transaction moves a portion, so that no other step waits long for its turn."""
         answers: list[T] = []
-        for start in range(0, len(items), BATCH):
-            answers += await self._step(step, items[start : start + BATCH], *args)
+        for some in portions(items, weigh):
+            answers += await self._step(step, some, *args)
         return answers
 
     def _tell(self) -> None:
@@ -139,7 +152,7 @@ class PostgresStore:
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
-        answers = await self._in_batches(steps.add, jobs)
+        answers = await self._in_batches(steps.add, jobs, weigh=job_bytes)
         self._tell()
         return answers
 
@@ -162,7 +175,7 @@ class PostgresStore:
         return await self._in_batches(steps.extend, jobs, now_ms, lease_ms)
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
-        answers = await self._in_batches(steps.settle, settlements, now_ms)
+        answers = await self._in_batches(steps.settle, settlements, now_ms, weigh=settlement_bytes)
         if any(settlement.state is State.WAITING for settlement in settlements):
             self._tell()
         return answers
@@ -241,7 +254,10 @@ class PostgresStore:
     # --- Looking and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        return await self._look(looking.get, ids) if ids else []
+        found: list[Job | None] = []
+        for some in portions(ids):
+            found += await self._look(looking.get, some)
+        return found
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         return await self._look(looking.find, query, cursor, limit)

@@ -40,8 +40,8 @@ local SLEEP, SCHEDULE, WAKE = ROOT .. 'sleep', ROOT .. 'schedule', ROOT .. 'wake
 local WORKER, GONE = ROOT .. 'worker', ROOT .. 'gone'
 -- How many values one call takes; Lua can't pass on more than 8,000.
 local MANY = 2000
--- How many records are looked at in one go, and how many bytes one answer may hold: jobs can be large.
-local FEW, BYTES = 100, 16 * 1024 * 1024
+-- How many records are read in one go, and how many bytes one step reads: jobs can be large.
+local FEW, FIRST, BYTES = 100, 10, 16 * 1024 * 1024
 local ENDED = {'d', 'x', 'c'}
 
 local call = redis.call
@@ -86,16 +86,26 @@ local function values(key, fields)
   return found
 end
 
--- As many records as one answer may hold; at least one.
+-- How many records to read next, after so many of so many bytes: about as many as still fit, if
+-- they are like those before them.
+local function next_few(count, bytes)
+  if count == 0 then return FIRST end
+  return math.max(1, math.min(FEW, math.floor((BYTES - bytes) * count / (bytes + 1))))
+end
+
+-- As many records as one step may read; at least one.
 local function records_of(ids)
   local found, bytes = {}, 0
-  for first = 1, #ids, FEW do
-    local some = call('HMGET', JOB, unpack(ids, first, math.min(first + FEW - 1, #ids)))
+  local first = 1
+  while first <= #ids do
+    local last = math.min(first + next_few(#found, bytes) - 1, #ids)
+    local some = call('HMGET', JOB, unpack(ids, first, last))
     for i = 1, #some do
       bytes = bytes + (some[i] and #some[i] or 0)
       if bytes > BYTES and #found > 0 then return found end
       found[#found + 1] = some[i]
     end
+    first = last + 1
   end
   return found
 end
@@ -148,27 +158,23 @@ local function claim_line(fence, lease, asked, worker, started)
   return 'r ' .. fence .. ' ' .. lease .. ' ' .. asked .. ' ' .. told .. worker
 end
 
--- State, place and lines of each job by id; nothing where a job is unknown.
+-- State, place and lines of each job by id, nothing where a job is unknown; and how many of the ids
+-- one step may answer for, because their records have to be read.
 local function standings(ids)
-  local found = {}
-  for first = 1, #ids, FEW do
-    local last = math.min(first + FEW - 1, #ids)
-    local records = call('HMGET', JOB, unpack(ids, first, last))
-    local lines = call('HMGET', SINCE, unpack(ids, first, last))
-    for i = 1, #records do
-      if records[i] then
-        local state, rank, size, at = records[i]:match('^(%l)(%d) %S+ (%d+) ()')
-        local queue = records[i]:sub(at, at + tonumber(size) - 1)
-        found[ids[first + i - 1]] = {
-          state = lines[i] and lines[i]:sub(1, 1) or state,
-          place = rank .. ':' .. queue,
-          queue = queue,
-          lines = lines[i],
-        }
-      end
+  local records, lines, found = records_of(ids), values(SINCE, ids), {}
+  for i, record in ipairs(records) do
+    if record then
+      local state, rank, size, at = record:match('^(%l)(%d) %S+ (%d+) ()')
+      local queue = record:sub(at, at + tonumber(size) - 1)
+      found[ids[i]] = {
+        state = lines[i] and lines[i]:sub(1, 1) or state,
+        place = rank .. ':' .. queue,
+        queue = queue,
+        lines = lines[i],
+      }
     end
   end
-  return found
+  return found, #records
 end
 
 -- Wake whoever waits for these queues longer than until the job that is due soonest.
@@ -402,11 +408,15 @@ end
 
 -- --- Operating
 
+-- These three answer for as many of the ids as one step may, from the first on; at least for one.
+
 -- For each id: u unknown, l too late, a its holder is asked, c cancelled.
 function step.cancel(ids, now)
-  local found, answers, workers = standings(ids), {}, {}
+  local found, count = standings(ids)
+  local answers, workers = {}, {}
   local since, enter, leave, asks, unasked = {}, {}, {}, {}, {}
-  for i, id in ipairs(ids) do
+  for i = 1, count do
+    local id = ids[i]
     local job = found[id]
     local fence, upto, asked, worker, rest, started
     if job and job.state == 'r' then
@@ -449,9 +459,10 @@ local function put_back(lines, now)
 end
 
 function step.rerun(ids, now)
-  local found, answers = standings(ids), {}
-  local since, enter, leave, soonest = {}, {}, {}, {}
-  for i, id in ipairs(ids) do
+  local found, count = standings(ids)
+  local answers, since, enter, leave, soonest = {}, {}, {}, {}, {}
+  for i = 1, count do
+    local id = ids[i]
     local job = found[id]
     if job and job.state ~= 'w' and job.state ~= 'r' then
       answers[i] = '1'
@@ -472,9 +483,10 @@ function step.rerun(ids, now)
 end
 
 function step.delete(ids)
-  local found, answers = standings(ids), {}
-  local forget, leave, queues = {}, {}, {}
-  for i, id in ipairs(ids) do
+  local found, count = standings(ids)
+  local answers, forget, leave, queues = {}, {}, {}, {}
+  for i = 1, count do
+    local id = ids[i]
     local job = found[id]
     if job and job.state ~= 'w' and job.state ~= 'r' then
       answers[i] = '1'
@@ -556,8 +568,10 @@ end
 
 -- --- Looking
 
+-- Records and lines of as many of the jobs as one answer may hold, from the first on.
 function step.get(ids)
-  return {values(JOB, ids), values(SINCE, ids)}
+  local records = records_of(ids)
+  return {records, values(SINCE, {unpack(ids, 1, #records)})}
 end
 
 function step.queues()
@@ -627,15 +641,16 @@ local function look_through(page, set, score, id)
   local at = id and go_on(key, backwards, size, score, id) or 0
   while at < size do
     if full(page) then return false end
-    local count = math.min(FEW, page.looks, page.task and FEW or page.limit - #page.ids)
+    local count = math.min(page.looks, page.task and FEW or page.limit - #page.ids)
+    count = math.min(count, next_few(page.looked, page.bytes))
     local some = call(backwards and 'ZREVRANGE' or 'ZRANGE', key, at, at + count - 1, 'WITHSCORES')
     local ids = {}
     for i = 1, #some, 2 do ids[#ids + 1] = some[i] end
     for i, record in ipairs(call('HMGET', JOB, unpack(ids))) do
       if full(page) then return false end
       at, page.looks, page.last = at + 1, page.looks - 1, {set, some[2 * i], ids[i]}
+      page.looked, page.bytes = page.looked + 1, page.bytes + (record and #record or 0)
       if record and (not page.task or record:find(page.task, 1, true)) then
-        page.bytes = page.bytes + #record
         page.ids[#page.ids + 1], page.records[#page.records + 1] = ids[i], record
       end
     end
@@ -647,7 +662,8 @@ end
 -- names the task. Answers with records, lines, and the last that was looked at if more may follow.
 function step.find(states, queue, task, limit, looks, after)
   local page = {
-    ids = {}, records = {}, bytes = 0, task = task, limit = limit, looks = looks, last = after,
+    ids = {}, records = {}, looked = 0, bytes = 0,
+    task = task, limit = limit, looks = looks, last = after,
   }
   local going = not after
   for _, set in ipairs(sets_of(states, queue, after and after[1])) do

@@ -8,29 +8,33 @@ short range of each. `now_ms` decides in all steps; only `time_ns` asks the serv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from tickwheel import job as life
+from tickwheel.batch import BATCH, portions
 from tickwheel.clock import MS_NS, Clock
 from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import (
+    Durability,
+    Finding,
+    Page,
+    Query,
+    QueueInfo,
+    WorkerInfo,
+    job_bytes,
+    settlement_bytes,
+)
 from tickwheel.stores.redis import health, records
 from tickwheel.stores.redis.news import POLL_S, News
 from tickwheel.stores.redis.options import Options
 from tickwheel.stores.redis.wire import Wire
 from tickwheel.throttle import Rate
 
-T = TypeVar("T")
-
-# One call moves at most this many jobs, and about this many bytes: the server does nothing else
-# in the meantime.
-BATCH = 1000
-BYTES = 32 * 1024 * 1024
 # How many jobs one page looks at when it is filtered by task, which no set knows.
 SCAN = 1000
 # The layout of the keys, as the head of steps.lua describes it.
@@ -120,10 +124,8 @@ class RedisStore:
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         added: list[bool] = []
-        ids, texts, places, dues = records.columns(jobs)
-        for part in _parts(texts):
-            answer = await self._step("add", ids[part], texts[part], places[part], dues[part])
-            added += _flags(answer)
+        for some in portions(jobs, job_bytes):
+            added += _flags(await self._step("add", *records.columns(some)))
         return added
 
     async def claim(
@@ -151,7 +153,7 @@ class RedisStore:
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         extended: list[Job | None] = []
         until_ms = now_ms + lease_ms
-        for some in _batches(jobs):
+        for some in portions(jobs):
             async with self._turns:
                 answer = await self._step(
                     *("extend", [job.id for job in some], [str(job.fence) for job in some]),
@@ -171,10 +173,9 @@ class RedisStore:
         """Only its holder changes a job in hand, but for the wish that it stop: so the holder's
         copy is the job as it stands, and the script picks what that wish makes of it."""
         answers: list[bool] = []
-        outcomes = [_outcome(settlement) for settlement in settlements]
-        for part in _parts([outcome.record for outcome in outcomes]):
-            some = outcomes[part]
-            jobs = [settlement.job for settlement in settlements[part]]
+        for portion in portions(settlements, settlement_bytes):
+            some = [_outcome(settlement) for settlement in portion]
+            jobs = [settlement.job for settlement in portion]
             async with self._turns:
                 answer = await self._step(
                     *("settle", now_ms, [job.id for job in jobs], [str(job.fence) for job in jobs]),
@@ -186,23 +187,21 @@ class RedisStore:
         return answers
 
     async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
-        answers: list[Cancelled] = []
-        for some in _batches(ids):
-            answer = await self._step("cancel", some, now_ms)
-            answers += [_CANCELLED[letter] for letter in answer.decode()]
-        return answers
+        answer = await self._step_by_step("cancel", ids, now_ms)
+        return [_CANCELLED[letter] for letter in answer.decode()]
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
-        answers: list[bool] = []
-        for some in _batches(ids):
-            answers += _flags(await self._step("rerun", some, now_ms))
-        return answers
+        return _flags(await self._step_by_step("rerun", ids, now_ms))
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
-        answers: list[bool] = []
-        for some in _batches(ids):
-            answers += _flags(await self._step("delete", some))
-        return answers
+        return _flags(await self._step_by_step("delete", ids))
+
+    async def _step_by_step(self, name: str, ids: Sequence[str], *args: Any) -> bytes:
+        """Where jobs are large, the script answers for those that it came to."""
+        answer = b""
+        while len(answer) < len(ids):
+            answer += await self._step(name, ids[len(answer) : len(answer) + BATCH], *args)
+        return answer
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         letters = [records.LETTERS[state] for state in states if state.ended]
@@ -282,8 +281,10 @@ class RedisStore:
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         found: list[Job | None] = []
-        for some in _batches(ids):
-            found += records.read_all(*await self._step("get", some))
+        while len(found) < len(ids):
+            found += records.read_all(
+                *await self._step("get", ids[len(found) : len(found) + BATCH])
+            )
         return found
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
@@ -385,20 +386,3 @@ def _from(letters: list[str], after: list[str] | bool) -> list[str]:
 
 def _flags(answer: bytes) -> list[bool]:
     return [flag == 49 for flag in answer]
-
-
-def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), BATCH):
-        yield items[start : start + BATCH]
-
-
-def _parts(texts: Sequence[str]) -> Iterator[slice]:
-    """Parts of a batch that one call can carry."""
-    start = size = 0
-    for n, text in enumerate(texts):
-        if n - start == BATCH or (n > start and size + len(text) > BYTES):
-            yield slice(start, n)
-            start, size = n, 0
-        size += len(text)
-    if start < len(texts):
-        yield slice(start, len(texts))

@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from tickwheel import job as life
+from tickwheel.batch import BATCH_BYTES
 from tickwheel.errors import BadConfig
 from tickwheel.job import ENDED, Cancelled, Job, Priority, Settlement, State
 from tickwheel.schedule import Schedule
@@ -21,8 +22,6 @@ from tickwheel.throttle import Rate, admit
 
 # How many jobs one page looks at when it is filtered by something that no index knows.
 SCAN = 1000
-# One step or look moves at most this much of what jobs carry, but always one job.
-BATCH_BYTES = 16 * 1024**2
 
 # --- Steps: each runs inside one transaction, in the writer's thread
 

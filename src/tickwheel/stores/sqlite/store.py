@@ -11,7 +11,7 @@ each of the thousands of calls would have to win the lock back from it. See docs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -19,13 +19,22 @@ from urllib.parse import parse_qsl, unquote
 import apsw
 import msgspec
 
-from tickwheel.batch import Batcher
+from tickwheel.batch import BATCH, BATCH_BYTES, Batcher, portions
 from tickwheel.clock import MS_NS, Clock, SystemClock, wall_ns
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.job import Cancelled, Job, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.span import span_ms
-from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import (
+    Durability,
+    Finding,
+    Page,
+    Query,
+    QueueInfo,
+    WorkerInfo,
+    job_bytes,
+    settlement_bytes,
+)
 from tickwheel.stores.sqlite import health, steps
 from tickwheel.stores.sqlite.file import (
     Lane,
@@ -44,40 +53,10 @@ T = TypeVar("T")
 
 # A node asks less often who wants its jobs stopped than whether there is work: that is a query.
 ASK_S = 0.02
-# One transaction moves at most this many jobs, so that no other step waits long for its turn.
-BATCH = 1000
 # A step that waits longer than this for its turn waits for a lock.
 WAITED_MS = 250
-# Payloads of schedules that are fired in one transaction.
-FIRE_CHARACTERS = 4 * 1024 * 1024
-# Between two of them other processes get their turn: they try again each millisecond.
+# Between two batches other processes get their turn: they try again each millisecond.
 TURN_S = 0.002
-
-
-def _portions(
-    items: Sequence[T], weigh: Callable[[T], int], most: int, most_bytes: int
-) -> Iterator[list[T]]:
-    """The items in order, in lists of at most so many and so much; none is empty."""
-    portion: list[T] = []
-    weight = 0
-    for item in items:
-        size = weigh(item)
-        if portion and (len(portion) == most or weight + size > most_bytes):
-            yield portion
-            portion, weight = [], 0
-        portion.append(item)
-        weight += size
-    if portion:
-        yield portion
-
-
-def _job_size(job: Job) -> int:
-    return len(job.payload)
-
-
-def _settlement_size(settlement: Settlement) -> int:
-    # SQLite writes the whole row again, with all that the job carries.
-    return len(settlement.job.payload) + len(settlement.result or "")
 
 
 class SqliteStore:
@@ -101,7 +80,7 @@ class SqliteStore:
         self._writer: Lane | None = None
         self._reader: Lane | None = None
         self._pulse: Pulse | None = None
-        self._firing: Batcher[steps.Firing, bool] = Batcher(self._fire, limit=BATCH)
+        self._firing: Batcher[steps.Firing, bool] = Batcher(self._fire, weigh=_firing_bytes)
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock | None = None) -> SqliteStore:
@@ -185,7 +164,7 @@ class SqliteStore:
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         added: list[bool] = []
-        for part in _portions(jobs, _job_size, BATCH, steps.BATCH_BYTES):
+        for part in portions(jobs, job_bytes):
             added += await self._write(steps.add, part)
             self._tell()
         return added
@@ -221,13 +200,13 @@ class SqliteStore:
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         answers: list[Job | None] = []
         step = _from_its_turn(steps.extend, lease_ms)
-        for part in _portions(jobs, _job_size, BATCH, steps.BATCH_BYTES):
+        for part in portions(jobs, job_bytes):
             answers += await self._write(step, part, now_ms)
         return answers
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers: list[bool] = []
-        for part in _portions(settlements, _settlement_size, BATCH, steps.BATCH_BYTES):
+        for part in portions(settlements, settlement_bytes):
             answers += await self._write(steps.settle, part, now_ms)
         if any(settlement.state is State.WAITING for settlement in settlements):
             self._tell()
@@ -305,11 +284,9 @@ class SqliteStore:
         return await self._firing.send((schedule, jobs, next_ms))
 
     async def _fire(self, firings: Sequence[steps.Firing]) -> list[bool]:
-        """Schedules that are due together share transactions, of no more jobs than others."""
-        fired: list[bool] = []
-        for some in _shares(firings):
-            fired += await self._write(steps.fire, some)
-            self._tell()
+        """Schedules that are due together share a transaction."""
+        fired = await self._write(steps.fire, firings)
+        self._tell()
         return fired
 
     # --- Looking and operating
@@ -383,16 +360,6 @@ def _from_its_turn(step: Callable[..., T], lease_ms: int) -> Callable[..., T]:
     return at_last
 
 
-def _shares(firings: Sequence[steps.Firing]) -> Iterator[list[steps.Firing]]:
-    """One firing is never split, so one alone may be larger than a batch."""
-    share: list[steps.Firing] = []
-    jobs = characters = 0
-    for firing in firings:
-        jobs += len(firing[1])
-        characters += sum(len(job.payload) for job in firing[1])
-        share.append(firing)
-        if jobs >= BATCH or characters >= FIRE_CHARACTERS:
-            yield share
-            share, jobs, characters = [], 0, 0
-    if share:
-        yield share
+def _firing_bytes(firing: steps.Firing) -> int:
+    """With so much for each job that a batch by bytes is no more than one by jobs."""
+    return sum(job_bytes(job) + BATCH_BYTES // BATCH for job in firing[1])
