@@ -547,7 +547,7 @@ FAULTS = [
     # --- Dead without having run, and other ends
     Fault(
         "a timeout counts before there is a thread", "timeout", "attempt.py",
-        "            return self._threads.free\n", "            return True\n", EDGES,
+        " < self._threads.size\n", " < 10**6\n", EDGES,
     ),
     Fault(
         "a panic keeps its slot", "attempt", "attempt.py",

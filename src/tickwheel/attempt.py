@@ -81,6 +81,8 @@ class Runner:
         self._processes = ProcessPool(processes)
         self._children = processes
         self._in_children = 0
+        # Runs that were promised a place and have not taken it yet.
+        self._promised: dict[Pool, set[Held]] = {"async": set(), "thread": set(), "process": set()}
         self._result_limit = result_limit
         self._ending = ending
 
@@ -91,8 +93,17 @@ class Runner:
     def has_room(self, pool: Pool) -> bool:
         """Whether a task of this pool would start at once."""
         if pool == "thread":
-            return self._threads.free
-        return pool == "async" or self._in_children < self._children
+            return self._threads.calls + len(self._promised["thread"]) < self._threads.size
+        taken = self._in_children + len(self._promised["process"])
+        return pool == "async" or taken < self._children
+
+    def promise(self, held: Held) -> None:
+        """Keep a place for a run that is about to begin."""
+        self._promised[held.pool].add(held)
+
+    def keep_no_place(self, held: Held) -> None:
+        """The run has its place now, or needs none."""
+        self._promised[held.pool].discard(held)
 
     async def attempt(
         self, held: Held, definition: Definition, began: Callable[[], None]
@@ -111,7 +122,7 @@ class Runner:
         except BaseException as error:
             return self.raised(held, definition, error)
         try:
-            return self._returned(held, await self._call(definition, args, kwargs, began))
+            return self._returned(held, await self._call(held, definition, args, kwargs, began))
         except BaseException as error:
             return self.raised(held, definition, error)
 
@@ -147,11 +158,13 @@ class Runner:
 
     async def _call(
         self,
+        held: Held,
         definition: Definition,
         args: list[Any],
         kwargs: dict[str, Any],
         began: Callable[[], None],
     ) -> Any:
+        self.keep_no_place(held)
         if definition.pool == "process":
             return await self._in_child(definition, args, kwargs, began)
         if definition.pool == "async":
@@ -244,33 +257,29 @@ class _Threads(ThreadPoolExecutor):
 
     def __init__(self, size: int, freed: Callable[[], None]) -> None:
         super().__init__(size, thread_name_prefix="tickwheel-task")
-        self._size = size
-        self._calls = 0
+        self.size = size
+        self.calls = 0
         self._counting = threading.Lock()
         self._freed = freed
 
-    @property
-    def free(self) -> bool:
-        return self._calls < self._size
-
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         with self._counting:
-            full = self._calls + 1 == self._size
-            self._calls += 1
+            full = self.calls + 1 == self.size
+            self.calls += 1
         call = super().submit(fn, *args, **kwargs)
         call.add_done_callback(self._over)
         if full:
             log.error(
                 "all %d threads for tasks are busy or hang in tasks that ran out of time: "
                 "no further task of this kind can start in this worker",
-                self._size,
+                self.size,
             )
         return call
 
     def _over(self, _: Future[Any]) -> None:
         with self._counting:
-            was_full = self._calls == self._size
-            self._calls -= 1
+            was_full = self.calls == self.size
+            self.calls -= 1
         if was_full:
             self._freed()
 

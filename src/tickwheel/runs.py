@@ -226,6 +226,7 @@ class Runs:
             self.settle(held, decide(job, error, RetryPolicy(), started_ms=now_ms, ended_ms=now_ms))
         else:
             self.hand.start(held, now_ms)
+            self.runner.promise(held)
             self._started[held.pool] += 1
             name = f"{job.task} {job.id}"
             held.run = self._alive[job.id] = self._loop.create_task(self._run(held), name=name)
@@ -276,6 +277,7 @@ class Runs:
 
     def _over(self, held: Held, run: asyncio.Task[None]) -> None:
         """The run is over, however it ended: it may have been cancelled before its first step."""
+        self.runner.keep_no_place(held)
         if self._alive.get(held.job.id) is run:
             del self._alive[held.job.id]
         error = asyncio.CancelledError() if run.cancelled() else run.exception()
@@ -379,21 +381,24 @@ class Runs:
         before = self._started.copy()
         await asyncio.sleep(PATIENCE_MS / 1000)
         since_ms = self._clock.now_ms() - PATIENCE_MS
-        # A full pool keeps as much as it will want before others could hand it more.
-        keep = {pool: 3 * (self._started[pool] - before[pool]) for pool in POOLS}
-        keep["process"] += self._options.processes
-        waiting = self.hand.unstarted(ready_before_ms=since_ms)
-        for held in sorted(waiting, key=_by_turn):
+        kept: Counter[Pool] = Counter()
+        for held in sorted(self.hand.unstarted(ready_before_ms=since_ms), key=_by_turn):
             if held.suspect:
                 continue
             if self.runner.has_room(held.pool):
                 self.stop(held, Stop.RELEASE)
-            elif keep[held.pool] > 0:
-                keep[held.pool] -= 1
+            elif kept[held.pool] < self._wanted(held, self._started - before):
+                kept[held.pool] += 1
             else:
                 self.hand_back(held)
         if any(self.hand.ready(pool) for pool in POOLS):
             self._crowded.set()
+
+    def _wanted(self, held: Held, started: Counter[Pool]) -> int:
+        """How many jobs a full pool keeps beside those that run: what it will start until what it
+        hands back could be here again. `started` is of the last second."""
+        size = self._options.processes if held.pool == "process" else 0
+        return size + (3 * started[held.pool] if held.declined else started[held.pool] // 3)
 
     # --- Settle
 

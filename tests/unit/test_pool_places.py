@@ -14,14 +14,14 @@ from tickwheel.stores.memory import MemoryStore
 from tickwheel.worker import Worker, WorkerOptions
 
 
-def a_worker(app: App, store: MemoryStore, **options: int) -> Worker:
+def a_worker(app: App, store: MemoryStore, *queues: str, **options: int) -> Worker:
     clock = SystemClock()
     return Worker(
         store,
         app.tasks,
         StoreClock(clock, own=True),
         clock,
-        WorkerOptions(queues=["default"], grace_ms=0, **options),
+        WorkerOptions(queues=["default", *queues], grace_ms=0, **options),
         guarded=False,
     )
 
@@ -54,12 +54,15 @@ async def test_jobs_that_wait_for_a_child_process_go_to_a_worker_that_has_one() 
     sleep = app.task(pool="process")(process_tasks.sleep)
 
     async with asyncio.TaskGroup() as group:
-        first = a_worker(app, store, processes=1)
+        first = a_worker(app, store, "a", processes=1)
+        second = a_worker(app, store, "b", processes=1)
         group.create_task(first.run())
-        jobs = [await sleep.enqueue(0.4) for _ in range(24)]
-        await asyncio.sleep(0.5)
-        second = a_worker(app, store, processes=1)
         group.create_task(second.run())
+        # Each has a child process before it matters: starting one takes a while.
+        for queue in ("a", "b"):
+            await (await sleep.using(queue=queue).enqueue(0)).result(timeout=60)
+        # One of the two claims them all.
+        jobs = await app.enqueue_many([sleep.job(0.4) for _ in range(24)])
         for job in jobs:
             await job.result(timeout=60)
         by = Counter([(await job.info()).worker for job in jobs])
