@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 from tickwheel import transaction
 from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.bridge import Bridge
-from tickwheel.calls import Decorator, JobHandle, Task, checked_id, checked_timeout
+from tickwheel.calls import Decorator, JobHandle, Task, checked_timeout
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.config import load
@@ -43,6 +43,7 @@ from tickwheel.tasks import (
     Pool,
     PriorityName,
     Tasks,
+    checked_id,
     checked_name,
     define,
 )
@@ -204,7 +205,7 @@ class App:
             added = []
             for portion in portions:
                 added += await self._add_within(connection, portion)
-        return self._handles(taken, added)
+        return self._handles(taken, added, connection)
 
     def _portions(self, jobs: Iterable[Job], taken: list[Job]) -> Iterator[Sequence[Job]]:
         """Jobs that are fit to be stored, some at a time; those that were taken are kept."""
@@ -230,9 +231,18 @@ class App:
                 known.add(job.task)
             yield job
 
-    def _handles(self, jobs: Sequence[Job], added: Sequence[bool]) -> list[JobHandle[Any]]:
+    def _handles(
+        self, jobs: Sequence[Job], added: Sequence[bool], connection: Any
+    ) -> list[JobHandle[Any]]:
+        on_its_way = connection is not None and self.outbox is not None
         return [
-            JobHandle(self, job.id, added=new, returns=self.tasks.get(job.task).returns)
+            JobHandle(
+                self,
+                job.id,
+                added=new,
+                returns=self.tasks.get(job.task).returns,
+                on_its_way=on_its_way,
+            )
             for job, new in zip(jobs, added, strict=True)
         ]
 
@@ -498,7 +508,7 @@ class SyncApp:
         if connection is None:
             return self._call(self._app.enqueue_many(taken))
         added = [self._app._add_within_sync(connection, portion) for portion in portions]
-        return self._app._handles(taken, list(itertools.chain.from_iterable(added)))
+        return self._app._handles(taken, list(itertools.chain.from_iterable(added)), connection)
 
     def info(self, job: JobHandle[Any]) -> JobInfo:
         return self._call(job.info())

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from tickwheel.clock import StoreClock
 from tickwheel.errors import BadArguments, GiveUp, Retry, Snooze
 from tickwheel.hand import Held, Stop
-from tickwheel.job import Job, Settlement, dead, done, release
+from tickwheel.job import ENDED_WITH_WORKER, Job, Settlement, dead, done, release
 from tickwheel.pool import NotStarted, ProcessPool
 from tickwheel.retry import decide, describe
 from tickwheel.span import span_text
@@ -69,11 +69,12 @@ class Runner:
         threads: int,
         processes: int,
         result_limit: int,
+        lease_ms: int = 0,
         ending: Callable[[], bool] = lambda: False,
         freed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ending` says whether the worker itself is being ended. `freed` is called on the loop
-        when a thread that was left behind has come to its end."""
+        """`ending` says whether the worker itself is being ended. `freed` is called, on any thread,
+        when a thread that was left behind has come to its end and all others were busy."""
         self._clock = clock
         # Twice the slots: a thread can't be ended, so one that ran out of time keeps its place
         # while the next job takes the slot.
@@ -84,6 +85,7 @@ class Runner:
         # Runs that were promised a place and have not taken it yet.
         self._promised: dict[Pool, set[Held]] = {"async": set(), "thread": set(), "process": set()}
         self._result_limit = result_limit
+        self._lease_ms = lease_ms
         self._ending = ending
 
     def close(self) -> None:
@@ -143,15 +145,16 @@ class Runner:
             raise error  # the loop is gone, and with it everything that could settle
         if isinstance(error, (Retry, Snooze, GiveUp)):
             return self._decided(held, definition, error)
+        cancelled = isinstance(error, asyncio.CancelledError)
         if held.stop is not None:
             # We ended it: what it made of that is not its failure.
-            return self.stopped(held, definition)
-        if isinstance(error, asyncio.CancelledError) and self._ending():
-            return self._released(held)
+            return self.stopped(held, definition, in_thread=cancelled)
+        if cancelled and self._ending():
+            return self._released(held, definition, ENDED_WITH_WORKER, in_thread=True)
         if isinstance(error, KeyboardInterrupt) and definition.pool == "async":
             # Somebody wants to end the program, and hit a task of ours.
             asyncio.get_running_loop().call_soon(_interrupt, error)
-            return self._released(held)
+            return self._released(held, definition, ENDED_WITH_WORKER)
         if isinstance(error, NotStarted):
             return self._not_started(held, error)
         return self._decided(held, definition, error)
@@ -188,16 +191,29 @@ class Runner:
         finally:
             self._in_children -= 1
 
-    def stopped(self, held: Held, definition: Definition) -> Settlement:
-        """Settle a run that we ended, or could only leave behind."""
+    def stopped(self, held: Held, definition: Definition, *, in_thread: bool = False) -> Settlement:
+        """Settle a run that we ended, or could only leave behind, maybe in its thread."""
         if held.stop is Stop.TIMEOUT:
             limit = timeout_ms(held.job, definition)
             error = TimeoutError(f"ran longer than its timeout of {span_text(limit or 0)}")
             return self._decided(held, definition, error)
-        return self._released(held)
+        return self._released(held, definition, in_thread=in_thread)
 
-    def _released(self, held: Held) -> Settlement:
-        return release(held.job, started_ms=held.started_ms, ended_ms=self._clock.now_ms())
+    def _released(
+        self,
+        held: Held,
+        definition: Definition,
+        error: str | None = None,
+        *,
+        in_thread: bool = False,
+    ) -> Settlement:
+        """A thread that goes on is given the time of a lease before the job starts elsewhere."""
+        now_ms, due_ms = self._clock.now_ms(), held.job.due_ms
+        if in_thread and definition.pool == "thread":
+            due_ms = max(due_ms, now_ms + self._lease_ms)
+        return release(
+            held.job, started_ms=held.started_ms, ended_ms=now_ms, due_ms=due_ms, error=error
+        )
 
     def _not_started(self, held: Held, error: NotStarted) -> Settlement:
         """The machine's trouble, not the job's: it is tried again a little later, here or
@@ -220,7 +236,7 @@ class Runner:
             )
         except Exception as mistake:
             # A Retry or Snooze with a delay that is none: the task's own slip.
-            return self.give_up(held, f"{mistake}")
+            return self.give_up(held, describe(mistake))
 
     def give_up(self, held: Held, reason: str, *, failed: bool = True) -> Settlement:
         """Settle a job that can't be run."""

@@ -9,11 +9,18 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from tickwheel.client import JobInfo
-from tickwheel.errors import BadArguments, BadConfig, BadTime
+from tickwheel.errors import BadConfig, BadTime
 from tickwheel.job import Cancelled, Job, Priority, new_id
 from tickwheel.retry import checked_retries
 from tickwheel.span import Span, due_ms, span_ms
-from tickwheel.tasks import Definition, PriorityName, checked_name, decode_result, priority_of
+from tickwheel.tasks import (
+    Definition,
+    PriorityName,
+    checked_id,
+    checked_name,
+    decode_result,
+    priority_of,
+)
 
 if TYPE_CHECKING:
     from tickwheel.app import App
@@ -22,8 +29,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 # What calling a task directly gives: its result, or for an async one the coroutine of it.
 C = TypeVar("C")
-
-ID_LIMIT = 200
 
 
 class JobHandle(Generic[R]):
@@ -225,12 +230,6 @@ class Decorator(Protocol):
     ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
-
-
-def checked_id(id: str) -> str:
-    if not isinstance(id, str) or not 0 < len(id) <= ID_LIMIT or not id.isprintable():
-        raise BadArguments(f"id={id!r}: an id is 1 to {ID_LIMIT} printable characters")
-    return id
 
 
 def checked_timeout(timeout: Span) -> int:

@@ -67,7 +67,7 @@ class Held:
         # It was handed back a moment ago, and nobody else took it.
         self.declined = False
         # It may be what kills its workers; and since when that is being found out.
-        self.suspect = job.takeovers > 0 and suspect(job)
+        self.suspect = bool(job.history) and suspect(job)
         self.trial_ms: int | None = None
 
     @property
@@ -176,13 +176,20 @@ class Hand:
             heapq.heappop(heap)
         return False
 
-    def next_suspect(self) -> Held | None:
-        """Take out the suspect to run next."""
-        if not self._top(self._suspects):
-            return None
-        held = self._held[heapq.heappop(self._suspects)[3]]
-        held.ready_ms = None
-        return held
+    def take_suspects(self, choose: Callable[[list[Held]], list[Held]]) -> list[Held]:
+        """Take out those of the suspects that are chosen; the others stay as they are."""
+        waiting = []
+        while self._top(self._suspects):
+            waiting.append(heapq.heappop(self._suspects))
+        held = [self._held[id] for *_, id in waiting]
+        chosen = choose(held)
+        for each in chosen:
+            each.ready_ms = None
+        # In order, so that they are a heap.
+        self._suspects = [
+            entry for entry, each in zip(waiting, held, strict=True) if each.ready_ms is not None
+        ]
+        return chosen
 
     def start(self, held: Held, now_ms: int) -> None:
         held.started_ms = now_ms

@@ -20,6 +20,8 @@ import msgspec
 HISTORY_LIMIT = 20
 # A job that was lost this often in a row may be what kills its workers: it runs alone from then on.
 SUSPECT_AFTER = 2
+# What is said of a run whose worker was ended from within: by an interrupt, or with its event loop.
+ENDED_WITH_WORKER = "its worker was ended while it ran"
 
 
 class State(StrEnum):
@@ -351,10 +353,14 @@ def lost_run(job: Job) -> Run:
 
 
 def remember(history: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
-    # A job may be handed back unstarted many times in a row; the last time says it all.
-    if history and _unstarted(run) and _unstarted(history[-1]):
-        history = history[:-1]
-    return (*history, run)[-HISTORY_LIMIT:]
+    longer = (*history, run)
+    if history and run.started_ms is None and history[-1].started_ms is None:
+        # A job may be handed back or lost unstarted many times in a row, and must not forget its
+        # runs for that: the last time says it all, where the one before counts for nothing.
+        shorter = (*history[:-1], run)
+        if losses(shorter) == losses(longer):
+            longer = shorter
+    return longer[-HISTORY_LIMIT:]
 
 
 def handed_back(job: Job, *, by: str, since_ms: int) -> bool:
@@ -364,6 +370,7 @@ def handed_back(job: Job, *, by: str, since_ms: int) -> bool:
 
 
 def _unstarted(run: Run) -> bool:
+    """Whether it was handed back without having started."""
     return run.outcome is Outcome.RELEASE and run.started_ms is None
 
 
@@ -371,17 +378,21 @@ def _unstarted(run: Run) -> bool:
 
 
 def losses(history: tuple[Run, ...]) -> int:
-    """How often in a row, since it last ran to an end, a job was lost with its worker.
+    """How often in a row, since it last ran to an end, a job was lost with its worker, or ended
+    with it.
 
     The first losses count for every job that the worker held: which of them was to blame is not
-    known. A suspect is started alone, and the store is told, so from then on a loss counts only
-    where it had started: what merely waited in the hand of a worker is not to blame.
+    known. A suspect is put on trial, and the store is told, so from then on a loss counts only
+    where it had started: what merely waited in the hand of a worker is not to blame. To be handed
+    back by a worker that was told to stop says nothing either way.
     """
     count = 0
     for run in history:
         if run.outcome is Outcome.LOST:
             count += count < SUSPECT_AFTER or run.started_ms is not None
-        elif not _unstarted(run):
+        elif run.outcome is Outcome.RELEASE:
+            count += run.error == ENDED_WITH_WORKER
+        else:
             count = 0
     return count
 

@@ -15,6 +15,7 @@ import logging
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -30,9 +31,11 @@ from tickwheel.errors import (
     StoreIncompatible,
     StoreRefused,
     StoreUnavailable,
+    UsageError,
 )
 from tickwheel.job import Job
 from tickwheel.store import Store
+from tickwheel.tasks import checked_job
 from tickwheel.transaction import InFile, Statement
 
 log = logging.getLogger("tickwheel")
@@ -180,8 +183,8 @@ def _decoded(rows: Sequence[Row]) -> tuple[list[tuple[int, Job]], dict[int, str]
     reasons: dict[int, str] = {}
     for n, text in rows:
         try:
-            jobs.append((n, _as_job(text or b"")))
-        except (msgspec.MsgspecError, UnicodeError) as error:
+            jobs.append((n, checked_job(_as_job(text or b""))))
+        except (msgspec.MsgspecError, UnicodeError, UsageError) as error:
             reasons[n] = f"not a job: {error}"
     return jobs, reasons
 
@@ -227,6 +230,8 @@ class _Sqlite:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
+        # One thread: what is closed must not be in use any more, although nobody waits for it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tickwheel-outbox")
 
     async def open(self) -> None:
         apsw = sys.modules.get("apsw")
@@ -240,8 +245,13 @@ class _Sqlite:
         await self._run(_make_table)
 
     async def close(self) -> None:
-        if self._db is not None:
-            await asyncio.to_thread(self._db.close)
+        def close() -> None:
+            if self._db is not None:
+                self._db.close()
+
+        closing = self._thread.submit(close)
+        self._thread.shutdown(wait=False)
+        await asyncio.wrap_future(closing)
 
     async def read(self) -> list[Row]:
         def read(db: sqlite3.Connection) -> list[Row]:
@@ -293,7 +303,7 @@ class _Sqlite:
                     raise StoreUnavailable(words) from error
                 raise StoreError(words) from error
 
-        return await asyncio.to_thread(run)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
 
 # What a later try may find otherwise. Every other error is a mistake.

@@ -7,6 +7,7 @@ knows no way to end one task. See docs/adr/0006.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import importlib
 import multiprocessing
@@ -14,6 +15,7 @@ import os
 import pickle
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
@@ -22,6 +24,7 @@ from typing import Any, TypeVar
 from tickwheel.clock import sleep_blocking
 from tickwheel.errors import TickwheelError
 from tickwheel.retry import describe
+from tickwheel.tasks import NotKept
 
 R = TypeVar("R")
 # Whether the task failed, and what it returned or raised.
@@ -58,6 +61,7 @@ class ProcessPool:
         self._free: list[_Child] = []
         self._all: set[_Child] = set()
         self._slots = asyncio.Semaphore(size)
+        _pools.add(self)
         # One thread per child waits for its answer.
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="tickwheel-child")
 
@@ -235,6 +239,17 @@ def _read(said: bytes) -> Answer:
     return failed, value
 
 
+_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _kill_what_is_left() -> None:
+    """However the program ends: multiprocessing waits for its children, and ours ignore the
+    SIGTERM that it sends them."""
+    for pool in list(_pools):
+        pool.close()
+
+
 # --- In the child
 
 
@@ -312,6 +327,7 @@ def _pickled(answer: Answer) -> bytes:
         return data
     except BaseException as error:
         failed, value = answer
-        cause = describe(error)
-        text = describe(value) if failed else f"the result can't leave its process: {cause}"
-        return pickle.dumps((True, RuntimeError(text)))
+        if not failed:
+            # The work is done: that must not make it run again.
+            return pickle.dumps((False, NotKept(f"it can't leave its process ({describe(error)})")))
+        return pickle.dumps((True, RuntimeError(describe(value))))

@@ -100,7 +100,8 @@ class Runs:
             threads=options.concurrency,
             processes=options.processes,
             result_limit=options.result_limit,
-            ending=lambda: self.stopping.is_set() or ending(),
+            lease_ms=options.lease_ms,
+            ending=ending,
             freed=self._thread_came_back,
         )
         self._timer: asyncio.Handle | None = None
@@ -358,6 +359,14 @@ class Runs:
         assert held.definition is not None
         log.error("job %s (%s) ignores its cancellation; left behind", held.job.id, held.job.task)
         self._ended(held, self.runner.stopped(held, held.definition))
+
+    async def leave_threads_behind(self) -> None:
+        """Hand back what runs in threads that don't end: the worker does."""
+        for held in self.hand:
+            if held.run is not None:
+                held.interrupted = True
+                held.run.cancel()
+        await self.until_none_runs(1)
 
     async def until_none_runs(self, timeout_s: float, *, threads: bool = True) -> None:
         runs = [

@@ -124,8 +124,12 @@ def read_rule(text: str) -> Rule:
         rule = Rule.decode(text)
         ticks_of(rule)
         Priority(rule.priority)
-        if rule.spread_ms < 0:
-            raise BadSchedule(f"its spread is {rule.spread_ms} ms")
+        for name in ("every_ms", "start_ms", "end_ms", "spread_ms"):
+            if not 0 <= (getattr(rule, name) or 0) <= MOVING_MS:
+                raise BadSchedule(f"its {name} is {getattr(rule, name)}")
+        for name in ("queue", "task"):
+            if not 0 < len(getattr(rule, name)) <= 128 or not getattr(rule, name).isprintable():
+                raise BadSchedule(f"its {name} has no name that a store can keep")
     except UNREADABLE as error:
         raise BadSchedule(f"it can't be read by this release: {error}") from None
     return rule

@@ -192,10 +192,15 @@ class Scheduler:
 
         async def fire(schedule: Schedule) -> None:
             due = plans[schedule.name]
-            fired = await self._contact.insist(
-                lambda: self._store.fire(schedule, due.jobs, next_ms=due.next_ms),
-                while_=lambda: True,
-            )
+            try:
+                fired = await self._contact.insist(
+                    lambda: self._store.fire(schedule, due.jobs, next_ms=due.next_ms),
+                    while_=lambda: True,
+                )
+            except Exception as error:
+                # The store will never take it: its trouble alone.
+                self._rules[schedule.name] = self._unreadable(schedule, error)
+                return
             if fired:
                 moved[schedule.name] = msgspec.structs.replace(schedule, next_ms=due.next_ms)
 

@@ -206,7 +206,10 @@ class Schedules:
         schedule = await self._known(name)
         now_ms = client.clock.next_ms()
         rule = msgspec.structs.replace(_readable(schedule), spread_ms=0)
-        job = job_of(schedule, rule, now_ms, now_ms)
+        try:
+            job = job_of(schedule, rule, now_ms, now_ms)
+        except msgspec.MsgspecError as error:
+            raise BadSchedule(f"schedule {name!r}: its arguments can't be read: {error}") from None
         await client.add(job)
         return job.id
 

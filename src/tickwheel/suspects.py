@@ -1,10 +1,11 @@
 """Jobs that may be what kills their workers: found out one at a time, beside nothing else.
 
 When a worker dies, every job that it held is lost, and nobody knows which of them was to blame. So
-a job that was lost twice in a row is a suspect. It is put on trial: the store is told that it is
-about to start, and it starts while the worker holds and starts nothing else. Only a loss during a
-trial counts from then on (`job.losses`), so the killer goes on counting until it is dead, and the
-innocent end their run, which clears them. See docs/adr/0015.
+a job that was lost twice in a row is a suspect. Suspects are put on trial: the store is told that
+they are about to start, and they start while the worker holds and starts nothing else. Only a loss
+during a trial counts from then on (`job.losses`). At first many are tried together, then few, and
+at last each alone: so the killer goes on counting until it is dead, and the innocent end their run,
+which clears them. See docs/adr/0015.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from tickwheel.job import losses
 from tickwheel.runs import Runs, WorkerOptions
 from tickwheel.store import Store
 
-# What runs already is given a moment to end. Then a suspect runs alone, for so long at most: most
-# killers strike at once, and others wait. Its trial goes on beside other jobs, until it is over.
+# What runs already is given a moment to end. Then suspects run beside nothing else, for so long at
+# most: most killers strike at once, and others wait. Their trial goes on beside other jobs until
+# they end, but after a while the next ones have theirs.
 QUIET_S, ALONE_S, TRIAL_S = 2.0, 10.0, 60.0
+# How many are tried together, by how often they were lost. The last chance is taken quite alone.
+TOGETHER = {2: 25, 3: 5}
 
 
 class Suspects:
@@ -48,26 +52,42 @@ class Suspects:
         self._loop = asyncio.get_running_loop()
 
     async def try_next(self) -> None:
-        """Wait for a suspect and try it; then let the others have as long a turn."""
+        """Wait for suspects and try some; then let the others have as long a turn."""
         await self._runs.suspected.wait()
-        held = self._hand.next_suspect()
-        if held is None:
+        group = self._next_group()
+        if not group:
             self._runs.suspected.clear()
             return
-        times = losses(held.job.history)
-        if times >= self._options.takeovers:
-            reason = f"its worker died or froze {times} times; not run again"
-            self._runs.settle(held, self._runs.runner.give_up(held, reason, failed=False))
-            return
         began_s = self._loop.time()
+        last_chance = losses(group[0].job.history) >= self._options.takeovers - 1
         async with self._nothing_else():
-            await self._put_on_trial(held)
-        await self._until_over(held, TRIAL_S - ALONE_S)
-        # Where it takes still longer, others have their trial: one at a time, or nobody would know
-        # which of them it was.
-        held.trial_ms = None
+            await self._put_on_trial(group)
+            await self._until_over(group, TRIAL_S if last_chance else ALONE_S)
+        await self._until_over(group, TRIAL_S - (self._loop.time() - began_s))
         self._hand_back()
         await asyncio.sleep(min(self._loop.time() - began_s, ALONE_S))
+
+    def _next_group(self) -> list[Held]:
+        """Suspects to try together. Those that were lost too often are settled dead."""
+        for held in self._hand.take_suspects(lambda all: [h for h in all if self._guilty(h)]):
+            reason = f"its worker died or froze {losses(held.job.history)} times; not run again"
+            self._runs.settle(held, self._runs.runner.give_up(held, reason, failed=False))
+        return self._hand.take_suspects(self._equals)
+
+    def _guilty(self, held: Held) -> bool:
+        return losses(held.job.history) >= self._options.takeovers
+
+    def _equals(self, waiting: list[Held]) -> list[Held]:
+        """The first, and those that were lost as often, as many as are tried together."""
+        if not waiting:
+            return []
+        times = losses(waiting[0].job.history)
+        equals = [held for held in waiting if losses(held.job.history) == times]
+        return equals[: self._most(times)]
+
+    def _most(self, times: int) -> int:
+        most = 1 if times >= self._options.takeovers - 1 else TOGETHER.get(times, 1)
+        return min(most, self._options.concurrency)
 
     @contextlib.asynccontextmanager
     async def _nothing_else(self) -> AsyncIterator[None]:
@@ -87,34 +107,39 @@ class Suspects:
                 self._runs.moved.set()
         self._runs.fill_slots()
 
-    async def _put_on_trial(self, held: Held) -> None:
-        """Tell the store that the job is about to start, and start it: if its worker is lost now,
-        that counts."""
-        if not self._may_start(held):
-            return
-        held.trial_ms = self._clock.now_ms()
-        job = held.told()
-        answer = await self._contact.insist(
+    async def _put_on_trial(self, group: list[Held]) -> None:
+        """Tell the store that these are about to start, and start them: if their worker is lost
+        now, that counts."""
+        for held in group:
+            held.trial_ms = self._clock.now_ms()
+        told = [held for held in group if self._may_start(held)]
+        answers = await self._contact.insist(
             lambda: self._store.extend(
-                [job], now_ms=self._clock.now_ms(), lease_ms=self._options.lease_ms
+                [held.told() for held in told],
+                now_ms=self._clock.now_ms(),
+                lease_ms=self._options.lease_ms,
             ),
-            while_=lambda: self._may_start(held),
+            while_=lambda: any(map(self._may_start, told)),
         )
-        if not self._may_start(held):
-            return
-        if answer is None or answer[0] is None:
-            self._runs.stop(held, Stop.LOST)
-            return
-        held.job = answer[0]
-        self._runs.start(held)
-        await self._until_over(held, ALONE_S)
+        for held, job in zip(told, answers or [None] * len(told), strict=True):
+            if not self._may_start(held):
+                continue
+            if job is None:
+                self._runs.stop(held, Stop.LOST)
+            else:
+                held.job = job
+                self._runs.start(held)
+        for held in group:
+            if held.started_ms is None:
+                held.trial_ms = None
 
     def _may_start(self, held: Held) -> bool:
         return self._runs.waits(held) and not self._runs.stopping.is_set()
 
-    async def _until_over(self, held: Held, timeout_s: float) -> None:
-        if held.run is not None and not self._runs.stopping.is_set():
-            over = asyncio.ensure_future(asyncio.wait([held.run]))
+    async def _until_over(self, group: list[Held], timeout_s: float) -> None:
+        runs = [held.run for held in group if held.run is not None]
+        if runs and not self._runs.stopping.is_set() and timeout_s > 0:
+            over = asyncio.ensure_future(asyncio.wait(runs))
             await first_of(over, self._runs.stopping.wait(), timeout_s=timeout_s)
 
     def _hand_back(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import msgspec.inspect
 
 from tickwheel.errors import BadArguments, BadConfig, UnknownTask
-from tickwheel.job import Priority
+from tickwheel.job import Job, Priority
 from tickwheel.notes import NOTE
 from tickwheel.retry import RetryPolicy, describe
 
@@ -28,6 +28,9 @@ PriorityName = Literal["low", "normal", "high", "urgent"]
 
 MIB = 1024 * 1024
 NAME_LIMIT = 128
+ID_LIMIT = 200
+# The end of the year 9999, after which no calendar goes.
+LATEST_MS = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,25 @@ def checked_name(what: str, name: str) -> str:
     if what == "schedule" and name == NOTE:
         raise BadConfig(f"{NOTE!r} is a name that Tickwheel uses itself: give the schedule another")
     return name
+
+
+def checked_id(id: str) -> str:
+    if not isinstance(id, str) or not 0 < len(id) <= ID_LIMIT or not id.isprintable():
+        raise BadArguments(f"id={id!r}: an id is 1 to {ID_LIMIT} printable characters")
+    return id
+
+
+def checked_job(job: Job) -> Job:
+    """A job that was made elsewhere, if every store can keep it."""
+    checked_id(job.id)
+    checked_name("task", job.task)
+    checked_name("queue", job.queue)
+    if job.priority not in tuple(Priority):
+        raise BadArguments(f"priority={job.priority}: it is from 0 (low) to 3 (urgent)")
+    for name, ms in (("due_ms", job.due_ms), ("created_ms", job.created_ms)):
+        if not 0 <= ms <= LATEST_MS:
+            raise BadArguments(f"{name}={ms}: it is not in the years 1970 to 9999")
+    return job
 
 
 def priority_of(name: str) -> Priority:
@@ -316,10 +338,19 @@ def _in_words(error: Exception) -> str:
     return str(error).replace("at `$.", "at `").replace("field `", "argument `")
 
 
+class NotKept:
+    """Takes the place of a result that could not be brought to where it is encoded."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
 def encode_result(value: Any, *, limit: int) -> tuple[str | None, str | None]:
     """What a task returned as JSON text, or why it could not be kept."""
     if value is None:
         return None, None
+    if type(value) is NotKept:  # others may raise when they are asked
+        return None, f"the result was not kept: {value.why}"
     try:
         text = _json(value)
     except Exception as error:  # a value may raise anything while it is looked at

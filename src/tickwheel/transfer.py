@@ -108,8 +108,15 @@ class Transfer:
         await self._write(Note(paused=[*self._note.paused, *queues]))
         for queue in queues:
             await self._old.pause(queue, True)
+        await self._keep_paused()
         if queues:
             await asyncio.sleep(PAUSE_S)
+
+    async def _keep_paused(self) -> None:
+        """What an operator paused in the old store stays paused in the new one."""
+        for queue in await self._old.queues():
+            if queue.paused and queue.name not in self._note.paused:
+                await self._new.pause(queue.name, True)
 
     async def resume(self) -> None:
         """Let the old store's queues go on as before the move."""

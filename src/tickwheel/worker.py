@@ -239,6 +239,7 @@ class Worker:
             if held.run is not None:
                 self._runs.stop(held, Stop.RELEASE)
         await self._runs.until_none_runs(STUBBORN_S + 1, threads=False)
+        await self._runs.leave_threads_behind()
         await self._runs.settled()
         await self._contact.insist(
             lambda: self._store.beat(self._info(gone=True)), while_=lambda: False

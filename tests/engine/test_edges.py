@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -666,3 +667,148 @@ def test_giving_up_is_a_choice_also_when_asked_to_stop() -> None:
             await job.result(timeout=10)
 
     virtual(story)
+
+
+# --- Jobs that end their worker in other ways, and innocent ones by the dozen
+
+
+async def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+async def cancel_all() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(3600)
+
+
+async def exit_in_a_subtask() -> None:
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    await asyncio.gather(leave())
+
+
+ENDINGS: dict[str, Callable[[], Any]] = {
+    "an interrupt": interrupt,
+    "cancelling all": cancel_all,
+    "an exit in a subtask": exit_in_a_subtask,
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_job_that_ends_its_worker_from_within_is_found_out_too(how: str) -> None:
+    """Not killed, but cancelled with its event loop: each time another worker is started."""
+    from tickwheel import App
+    from tickwheel.stores.memory import MemoryStore
+
+    store = MemoryStore()
+    app = App(store)
+
+    @app.task
+    async def ends() -> None:
+        await ENDINGS[how]()
+
+    @app.task
+    async def innocent(n: int) -> int:
+        await asyncio.sleep(0.02)
+        return n
+
+    async def main(ids: list[str]) -> bool:
+        async with app.worker(guarded=False):
+            for _ in range(500):
+                jobs = await store.get(ids)
+                if all(job is not None and job.state.ended for job in jobs):
+                    return True
+                await asyncio.sleep(0.01)
+        return False
+
+    async def enqueue() -> list[str]:
+        bad = await ends.enqueue()
+        return [bad.id, *[(await innocent.enqueue(n)).id for n in range(10)]]
+
+    ids = asyncio.run(enqueue())
+    for _ in range(12):
+        with contextlib.suppress(KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            if asyncio.run(main(ids)):
+                break
+
+    async def look() -> list[Any]:
+        return list(await store.get(ids))
+
+    bad, *others = asyncio.run(look())
+    assert (bad.state, bad.failures) == (State.DEAD, 0), bad
+    assert {(job.state, job.failures) for job in others} == {(State.DONE, 0)}
+
+
+def test_jobs_that_were_lost_twice_by_no_fault_of_theirs_run_side_by_side() -> None:
+    async def story(world: World) -> None:
+        @world.app.task
+        async def slow(n: int) -> int:
+            await asyncio.sleep(15)
+            return n
+
+        jobs = [await slow.enqueue(n) for n in range(50)]
+        for _ in range(2):
+            node = await world.node(lease_ms=2_000)
+            await asyncio.sleep(5)
+            node.crash()
+            await asyncio.sleep(3)
+        start = world.now_ms
+        await world.node(lease_ms=2_000)
+        assert [await job.result(timeout=600) for job in jobs] == list(range(50))
+        assert world.now_ms - start < 90_000
+
+    virtual(story)
+
+
+def test_many_killers_all_end_dead() -> None:
+    async def story(world: World) -> None:
+        fleet = Fleet(world, 1, lease_ms=1_000)
+
+        @world.app.task
+        async def innocent(n: int) -> int:
+            await asyncio.sleep(0.1)
+            return n
+
+        @world.app.task
+        async def killer() -> None:
+            fleet.kill_this_one()
+            await asyncio.sleep(3600)
+
+        bad = [await killer.enqueue() for _ in range(25)]
+        jobs = [await innocent.enqueue(n) for n in range(25)]
+        await fleet.start()
+        for job in bad:
+            with pytest.raises(JobFailed, match="died or froze 5 times"):
+                await job.result(timeout=3600)
+        assert [await job.result(timeout=3600) for job in jobs] == list(range(25))
+        assert fleet.deaths <= 2 + 25 * 3
+
+    virtual(story)
+
+
+async def test_a_thread_that_outlasts_its_worker_has_the_time_of_a_lease(
+    hung: threading.Event,
+) -> None:
+    """Its job is handed back, but not for at once: the thread still works on it."""
+    from tickwheel import App
+    from tickwheel.stores.memory import MemoryStore
+
+    store = MemoryStore()
+    app = App(store)
+
+    @app.task(retries=0)
+    def hang() -> None:
+        hung.wait(60)
+
+    async with app:
+        async with app.worker(guarded=False, grace=0.1, lease="5s") as worker:
+            job = await hang.enqueue()
+            await _until(lambda: worker.running == 1)
+            await asyncio.sleep(0.05)
+        info = await job.info()
+    assert (info.state, info.failures) == (State.WAITING, 0)
+    assert info.history[-1].outcome is Outcome.RELEASE
+    left_s = info.due.timestamp() - info.history[-1].ended_ms / 1000
+    assert 4.9 <= left_s <= 5.1

@@ -15,7 +15,7 @@ from world import World, virtual
 
 from tickwheel import App, BadConfig
 from tickwheel.clock import Clock
-from tickwheel.errors import BadArguments, BadSchedule, UsageError
+from tickwheel.errors import BadArguments, BadSchedule, StoreRefused, UsageError
 from tickwheel.notes import NOTE
 from tickwheel.schedule import MOVING_MS, Rule, Schedule, correction, next_tick, plan
 from tickwheel.store import Store, WorkerInfo
@@ -340,6 +340,11 @@ BROKEN = [
     '{"task": "work", "every_ms": 1000, "start_ms": 1e300}',
     '{"task": "work", "every_ms": 1000, "priority": "high"}',
     '{"task": "work", "every_ms": 1000, "priority": 77}',
+    '{"task": "work", "every_ms": 1000, "start_ms": 1000000000000000000000000000000}',
+    '{"task": "work", "every_ms": 1000, "spread_ms": 1000000000000000000000000000000}',
+    '{"task": "", "every_ms": 1000}',
+    '{"task": "work", "every_ms": 1000, "queue": "\\u0000"}',
+    '{"task": "work", "every_ms": 1000, "queue": "' + "q" * 70_000 + '"}',
 ]
 
 
@@ -368,6 +373,36 @@ def test_a_schedule_that_can_not_be_read_stops_nothing_and_is_left_alone(
         assert {each.name for each in await world.app.schedules.list()} == {"broken", "work"}
         await world.app.schedules.pause("broken")
         assert await world.app.schedules.delete("broken")
+
+    virtual(story)
+
+
+class Picky(FaultyStore):
+    """Refuses what one schedule fires, for good."""
+
+    async def fire(self, schedule: Schedule, jobs: Any, *, next_ms: int | None) -> bool:
+        if schedule.name == "refused":
+            raise StoreRefused("a value is too large")
+        return await self._store.fire(schedule, jobs, next_ms=next_ms)
+
+
+def test_a_schedule_whose_jobs_the_store_refuses_stops_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(world: World) -> None:
+        ran = 0
+
+        @world.app.every("10s")
+        async def work() -> None:
+            nonlocal ran
+            ran += 1
+
+        await world.app.schedules.put("refused", "work", every="10s")
+        await world.node(line=Picky(world.store))
+        await asyncio.sleep(95)
+        assert ran in (9, 10)
+        told = [each for each in caplog.records if "schedule refused" in each.message]
+        assert len(told) == 1
 
     virtual(story)
 

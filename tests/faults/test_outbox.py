@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -162,6 +163,18 @@ async def test_a_table_without_reasons_is_given_them(store: MemoryStore) -> None
 
 
 NONSENSE = ["nonsense", "", "{}", "[]", '{"id": 7}']
+# Jobs in form, which no store can keep, or none can show.
+ODD: list[dict[str, Any]] = [
+    {"id": ""},
+    {"id": "x" * 100_000},
+    {"queue": ""},
+    {"queue": "q" * 100_000},
+    {"task": "\0"},
+    {"priority": 9},
+    {"priority": -1},
+    {"due_ms": 10**18},
+    {"due_ms": -1},
+]
 
 
 async def test_what_is_no_job_stays_and_holds_up_nothing(
@@ -170,7 +183,10 @@ async def test_what_is_no_job_stays_and_holds_up_nothing(
     await place.outbox.empty(store)
     for text in NONSENSE:
         place.execute(f"insert into {TABLE} (job) values (?)", text)
-    bad = len(NONSENSE)
+    for changes in ODD:
+        text = msgspec.json.encode(msgspec.structs.replace(job("odd"), **changes)).decode()
+        place.execute(f"insert into {TABLE} (job) values (?)", text)
+    bad = len(NONSENSE) + len(ODD)
     if place.dialect == "sqlite":
         place.execute(f"insert into {TABLE} (job) values (null)")
         place.execute(f"insert into {TABLE} (job) values (cast(x'ff22' as text))")

@@ -148,6 +148,17 @@ async def test_while_the_server_is_away_it_is_unavailable_and_named(
 # --- The line goes bad
 
 
+async def test_nodes_that_start_together_make_the_schema_once(schema: str) -> None:
+    url = f"{shared_server().url}?schema={schema}"
+    stores = [open_store(url) for _ in range(6)]
+    try:
+        await asyncio.gather(*(store.open() for store in stores))
+        assert await stores[0].queues() == []
+    finally:
+        for store in stores:
+            await store.close()
+
+
 async def test_a_line_that_is_cut_fails_one_step_and_not_the_next(schema: str) -> None:
     async with BadLine(shared_server()) as line, opened(f"{line.url}?schema={schema}") as store:
         slow = asyncio.create_task(store._opened().run(_sleep, 30))

@@ -225,6 +225,10 @@ async def test_a_queue_that_was_paused_stays_paused(pair: list[Harness]) -> None
     await old.store.pause("held up", True)
     await transfer(old.store, new.store)
     assert {queue.name: queue.paused for queue in await old.store.queues()} == {"held up": True}
+    assert {queue.name: queue.paused for queue in await new.store.queues()} == {
+        "default": False,
+        "held up": True,
+    }
     assert await ids(new.store) == ["a", "b"]
 
 

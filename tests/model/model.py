@@ -33,9 +33,16 @@ class Record:
     runs: list[tuple[int, str, str, int]] = field(default_factory=list)
 
     def note(self, run: tuple[int, str, str, int]) -> None:
-        # The model's releases are of jobs that never started: of several in a row one is kept.
-        if run[2] == "release" and self.runs and self.runs[-1][2] == "release":
-            self.runs = self.runs[:-1]
+        # In the model, jobs that are lost or released never started. Of several in a row the last
+        # is kept; but the first two losses count against the job, so they stay.
+        if self.runs and {run[2], self.runs[-1][2]} <= {"lost", "release"}:
+            counted = 0
+            for _, _, kind, _ in reversed(self.runs[:-1]):
+                if kind not in ("lost", "release"):
+                    break
+                counted += kind == "lost"
+            if self.runs[-1][2] == "release" or counted >= 2 or (counted == 1 and run[2] == "lost"):
+                self.runs = self.runs[:-1]
         self.runs = [*self.runs, run][-HISTORY:]
 
     def note_lost(self) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tickwheel.job import HISTORY_LIMIT, Outcome, Run, losses, remember
+from tickwheel.job import ENDED_WITH_WORKER, HISTORY_LIMIT, Outcome, Run, losses, remember
 
 
 def run(letter: str, n: int = 1) -> Run:
     """l lost, L lost after the store was told of its start, r handed back unstarted, R stopped in
-    mid-run; d done, f failed, s snoozed, x dead without a run."""
+    mid-run, E ended with its worker; d done, f failed, s snoozed, x dead without a run."""
     outcome = {
-        "l": Outcome.LOST, "r": Outcome.RELEASE, "d": Outcome.DONE, "f": Outcome.RETRY,
-        "s": Outcome.SNOOZE, "x": Outcome.DEAD,
+        "l": Outcome.LOST, "r": Outcome.RELEASE, "e": Outcome.RELEASE, "d": Outcome.DONE,
+        "f": Outcome.RETRY, "s": Outcome.SNOOZE, "x": Outcome.DEAD,
     }[letter.lower()]  # fmt: skip
     started = None if letter in "lrx" else 1
-    return Run(attempt=n, worker="w", outcome=outcome, due_ms=0, started_ms=started, ended_ms=2)
+    error = ENDED_WITH_WORKER if letter == "E" else None
+    fields = {"attempt": n, "worker": "w", "due_ms": 0, "started_ms": started, "ended_ms": 2}
+    return Run(outcome=outcome, error=error, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,10 @@ def run(letter: str, n: int = 1) -> Run:
         # Any run that comes to an end clears it, and so does a person who reruns a dead job.
         ("llLLs", 0),
         ("llLLf", 0),
-        ("llLLR", 0),
+        # To be stopped with a worker says nothing, unless the worker was ended from within.
+        ("llLLR", 4),
+        ("llLE", 4),
+        ("EE", 2),
         ("llLLLx", 0),
         ("llLLdl", 1),
     ],
@@ -50,6 +55,18 @@ def test_history_keeps_one_of_several_times_that_a_job_was_handed_back() -> None
     assert [each.attempt for each in history] == [1, 99]
     history = remember(remember(history, run("R", 100)), run("R", 101))
     assert [each.attempt for each in history] == [1, 99, 100, 101]
+
+
+@pytest.mark.parametrize("between", ["l", "rl", "lr", "llr"])
+def test_what_happens_to_others_pushes_no_loss_out_of_the_history(between: str) -> None:
+    history: tuple[Run, ...] = ()
+    for letter in "ll" + "L".join([between * 40] * 4):
+        history = remember(history, run(letter))
+    assert losses(history) == 5
+
+
+def test_history_is_bounded() -> None:
+    history: tuple[Run, ...] = ()
     for n in range(102, 200):
         history = remember(history, run("f", n))
     assert len(history) == HISTORY_LIMIT

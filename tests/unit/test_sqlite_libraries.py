@@ -19,6 +19,8 @@ import sqlalchemy
 
 from tickwheel import App, BadConfig
 from tickwheel.clock import StoreClock, SystemClock
+from tickwheel.errors import StoreError
+from tickwheel.job import Job
 from tickwheel.outbox import Outbox
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.stores.sqlite.store import SqliteStore
@@ -36,6 +38,10 @@ async def made(file: Path) -> SqliteStore:
     await store.open()
     await store.close()
     return store
+
+
+def a_job(id: str) -> Job:
+    return Job(id=id, task="task", payload="{}", due_ms=0, created_ms=0)
 
 
 # --- sqlite3 first
@@ -171,51 +177,61 @@ async def test_other_processes_are_free(file: Path) -> None:
 
 
 FORKED = """
-import asyncio, os, sys
-from tickwheel import App
+import os, sys
+from tickwheel import App, BadConfig
 
 app = App("sqlite:///jobs.db")
 
 @app.task
 def nothing() -> None: ...
 
-async def add(count: int) -> None:
-    async with app:
-        for _ in range(count):
-            await nothing.using(delay="1h").enqueue()
-        print([queue.waiting for queue in await app.queues()], flush=True)
+def add() -> None:
+    nothing.using(delay="1h").enqueue_sync()
 
-def run() -> None:
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(add(3))
-
-async def main() -> None:
-    async with app:
-        await nothing.using(delay="1h").enqueue()
-        child = os.fork()
-        if child:
-            code = await asyncio.to_thread(os.waitpid, child, 0)
-            assert os.waitstatus_to_exitcode(code[1]) == 0, code
-            await nothing.using(delay="1h").enqueue()
-        else:
-            try:
-                asyncio._set_running_loop(None)
-                run()
-            except BaseException as error:
-                print(repr(error), flush=True)
-                os._exit(1)
-            os._exit(0)
-    await add(0)
-
-asyncio.run(main())
+add()
+if sys.argv[1] == "closed":
+    app.sync.close()
+child = os.fork()
+if child == 0:
+    try:
+        add()
+        add()
+    except BadConfig as error:
+        print("refused:", error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+add()
+app.sync.close()
+app.sync.queues()
+print([queue.waiting for queue in app.sync.queues()], flush=True)
+app.sync.close()
 """
 
 
-def test_a_forked_child_opens_the_store_itself(file: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
+@pytest.mark.parametrize("before", ["open", "closed"])
+def test_a_forked_child_stores_jobs_or_says_that_it_cannot(file: Path, before: str) -> None:
+    """Its SQLite believes that it has the parent's locks: jobs that it acknowledged vanished."""
+    said = subprocess.check_output(
+        [sys.executable, "-c", FORKED, before], text=True, timeout=60, stderr=subprocess.STDOUT
     )
-    assert (ran.stdout, ran.returncode) == ("[4]\n[5]\n", 0), ran.stderr
+    if before == "open":
+        assert "refused: this process was forked while its parent had" in said
+        assert said.endswith("[2]\n")
+    else:
+        assert said == "[4]\n"
+
+
+async def test_nothing_is_acknowledged_once_the_log_is_gone(file: Path) -> None:
+    """Whoever took it away: what is in a log that nobody else sees is lost."""
+    store = await made(file)
+    await store.open()
+    try:
+        await store.add([a_job("before")])
+        Path(f"{file}-wal").unlink()
+        with pytest.raises(StoreError, match="-wal was removed or replaced"):
+            await store.add([a_job("after")])
+    finally:
+        await store.close()
 
 
 # --- The outbox

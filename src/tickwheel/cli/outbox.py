@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +10,7 @@ import click
 from tickwheel.cli.options import Verb, argument
 from tickwheel.cli.output import OK, say, show_fields
 from tickwheel.config import load
-from tickwheel.errors import BadConfig
+from tickwheel.errors import BadConfig, StoreUnavailable
 
 if TYPE_CHECKING:
     from tickwheel.app import App
@@ -58,8 +59,10 @@ async def _relay(app: App, once: bool) -> None:
             await _tell_aside(app.outbox)
             return
         show_fields([("from", str(app.outbox)), ("to", store_name(app))], stderr=True)
-        await _tell_aside(app.outbox)
         with on_signals(lambda _: stopping.set()):
+            # Where the database is away, the relay says so and keeps trying.
+            with contextlib.suppress(StoreUnavailable):
+                await _tell_aside(app.outbox)
             relay = app.outbox.relay(client.store, client.clock, lambda: not stopping.is_set())
             await first_of(relay, stopping.wait())
     finally:

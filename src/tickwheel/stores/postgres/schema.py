@@ -25,7 +25,14 @@ def parts_of(schema: str) -> list[str]:
 
 async def version_of(db: Link, schema: str) -> int | None:
     """The version of the schema; None where there is none, or none that this role may see."""
-    cursor = await db.execute("select to_regclass(%s) is not null", (f"{schema}.version",))
+    # Not by to_regclass: that may answer from what this session knew before it waited for a lock.
+    cursor = await db.execute(
+        """select exists (
+               select from pg_class join pg_namespace on pg_namespace.oid = relnamespace
+               where nspname = %s and relname = 'version'
+                 and has_schema_privilege(pg_namespace.oid, 'usage'))""",
+        (schema,),
+    )
     if await cursor.fetchone() != (True,):
         return None
     [version] = await (await db.execute(f"select version from {schema}.version")).fetchone() or [0]

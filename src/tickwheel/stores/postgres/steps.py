@@ -301,7 +301,7 @@ def _extending(schema: str) -> str:
             lease_until_ms = %(until)s, started_ms = held.started_ms,
             watch_ms = case when watch_ms between %(enough)s and %(until)s then watch_ms
                             else %(until)s end
-        from json_to_recordset(%(held)s) 
+        from json_to_recordset(%(held)s)
             as held(id text, fence bigint, started_ms bigint)
         where job.id = held.id and job.fence = held.fence and lease_until_ms > %(now)s
         returning job.id, job.fence, job.asked"""

@@ -21,7 +21,7 @@ from tickwheel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from tickwheel.stores.sqlite.libraries import Identity, file_of, open_alone
+from tickwheel.stores.sqlite.libraries import Identity, file_of, identity, open_alone
 
 T = TypeVar("T")
 
@@ -42,6 +42,8 @@ class Lane:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tickwheel-sqlite-{name}")
         self._path: Path | None = None
         self._file: Identity | None = None
+        # The log beside the file, once there is one.
+        self._wal: Identity | None = None
 
     async def open(self, path: Path, sync: str) -> None:
         def open_it() -> None:
@@ -58,6 +60,7 @@ class Lane:
             answer = work(*args)
             if self._path is not None:
                 check_in_place(self._path, self._file)
+                self._wal = check_log(self._path, self._wal)
             return answer
 
         return await self._run(run)
@@ -87,6 +90,19 @@ def check_in_place(path: Path, file: Identity | None) -> None:
             f"{path} was replaced by another file while it was open, so nothing is stored: "
             "restart this process to use the new one"
         )
+
+
+def check_log(path: Path, seen: Identity | None) -> Identity | None:
+    """Which file the log is. While we have it open nobody may remove it: what is in a log that
+    nobody else can see is lost. Another SQLite library in this process can do that."""
+    found = identity(f"{path}-wal")
+    if seen is not None and found != seen:
+        raise StoreError(
+            f"{path}-wal was removed or replaced while it was open, so nothing is stored: another "
+            "SQLite library in this process may have done it, or somebody by hand. Restart this "
+            "process"
+        )
+    return found
 
 
 class Pulse:

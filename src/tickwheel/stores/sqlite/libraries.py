@@ -32,6 +32,8 @@ LOOKS, LOOK_S = 5, 0.01
 
 # The store's connections; a connection that is closed is no longer in `apsw.connections()`.
 _ours: weakref.WeakKeyDictionary[apsw.Connection, Identity] = weakref.WeakKeyDictionary()
+# Files that were open in the parent when this process was forked.
+_inherited: set[Identity] = set()
 # The file that a store is about to open.
 _opening: Identity | None = None
 _lock = threading.Lock()
@@ -59,6 +61,12 @@ def open_alone(path: Path) -> apsw.Connection:
         _watch_sqlite3()
         file = _opening = identity(path)
         try:
+            if file in _inherited:
+                raise BadConfig(
+                    f"this process was forked while its parent had {path} open, and SQLite can't "
+                    "use a file in such a child: what it commits may vanish. Fork before the "
+                    "store is first used, or close it before: app.sync.close()"
+                )
             if file is not None and not _through_apsw(file) and _open_elsewhere(file):
                 raise BadConfig(
                     f"something in this process has {path} open: Python's sqlite3 perhaps, also "
@@ -165,9 +173,15 @@ def _paths(database: Any) -> list[bytes]:
 
 
 def _after_fork() -> None:
-    """Another thread may have been about to open a store: it is not in the child."""
+    """SQLite believes that the child has the parent's locks, which it has not. And another thread
+    may have been about to open a store: it is not in the child."""
     global _lock, _opening
     _lock, _opening = threading.Lock(), None
+    for each in apsw.connections():
+        with contextlib.suppress(apsw.Error):
+            file = _ours.get(each) or identity(each.filename)
+            if file is not None:
+                _inherited.add(file)
 
 
 if hasattr(os, "register_at_fork"):
