@@ -25,8 +25,9 @@ log = logging.getLogger("tickwheel")
 FIRST_S, LONGEST_S, HEALTHY_S = 0.5, 30.0, 60.0
 # What children may take to stop on top of their grace, before they are killed.
 AFTER_GRACE_S = 10.0
-# A child's exit code for "the command line or the app can't be used": trying again is no use.
-USAGE = 2
+# Exit codes for "the command line or the app can't be used": trying again is no use. A child says
+# it by another number than the 2 that any job may end its process with.
+USAGE, CHILD_USAGE = 2, 78
 
 # From the pipe's number to the command that starts a child.
 Command = Callable[[int], Sequence[str]]
@@ -83,8 +84,8 @@ class Supervisor:
             await self._ended(number, child)
             if self._stopping.is_set():
                 return
-            if child.returncode == USAGE:
-                log.error("process %d exited with code %d: no use in trying again", number, USAGE)
+            if child.returncode == CHILD_USAGE:
+                log.error("process %d can't be used as it is: no use in trying again", number)
                 self._give_up(USAGE)
                 return
             if loop.time() - started >= HEALTHY_S:

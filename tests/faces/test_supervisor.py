@@ -46,17 +46,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.INFO, "tickwheel")
 
 
+@pytest.mark.parametrize("code", [2, 3])
 async def test_a_child_that_dies_is_replaced_after_a_growing_pause(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    several = Supervisor(python("import sys; sys.exit(3)"), processes=1, grace_s=1)
+    """Whatever a job may end its process with."""
+    several = Supervisor(python(f"import sys; sys.exit({code})"), processes=1, grace_s=1)
     running = asyncio.create_task(several.run())
     await eventually(lambda: len(caplog.messages) >= 4, "four deaths")
     several._signalled(signal.SIGTERM)
     assert await running == 0
     pauses = [re.search(r"in (\w+)$", text) for text in caplog.messages[:4]]
     assert [found and found[1] for found in pauses] == ["10ms", "20ms", "40ms", "40ms"]
-    assert re.match(r"process 1 \(pid \d+\) exited with code 3; ", caplog.messages[0])
+    assert re.match(rf"process 1 \(pid \d+\) exited with code {code}; ", caplog.messages[0])
 
 
 async def test_the_pause_is_short_again_once_a_child_has_lived(
@@ -79,7 +81,7 @@ try:
     os.mkdir({str(tmp_path / "first")!r})
 except FileExistsError:
     time.sleep(600)
-sys.exit(2)
+sys.exit(78)
 """
     assert await Supervisor(python(code), processes=2, grace_s=1).run() == 2
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 OK = 0
 FAILURE = 1
 USAGE = 2
+# The same, said by a worker process to the one that started it: see supervisor.py.
+CHILD_USAGE = 78
 NOT_FOUND = 3
 CONFLICT = 4
 STORE = 5

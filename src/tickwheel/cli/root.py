@@ -14,7 +14,16 @@ from importlib import import_module
 import click
 
 from tickwheel.cli.options import HELP, Group
-from tickwheel.cli.output import FAILURE, INTERRUPTED, NOT_FOUND, OK, STORE, USAGE, complain
+from tickwheel.cli.output import (
+    CHILD_USAGE,
+    FAILURE,
+    INTERRUPTED,
+    NOT_FOUND,
+    OK,
+    STORE,
+    USAGE,
+    complain,
+)
 from tickwheel.errors import JobUnknown, StoreError, TickwheelError, UsageError
 from tickwheel.version import __version__
 
@@ -73,6 +82,11 @@ def tree(context: click.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code. What a user got wrong is one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
+    code = _main(argv)
+    return CHILD_USAGE if code == USAGE and "--parent" in argv else code
+
+
+def _main(argv: Sequence[str]) -> int:
     if (word := next((each for each in argv if not _is_text(each)), None)) is not None:
         complain(f"{word!r} is not valid UTF-8; give ids, names and URLs in UTF-8")
         return USAGE
