@@ -197,7 +197,7 @@ FAULTS = [
     ),
     Fault(
         "history grows without end", "I5", JOB,
-        "(*history, run)[-HISTORY_LIMIT:]", "(*history, run)",
+        "return longer[-HISTORY_LIMIT:]", "return longer",
     ),
     Fault(
         "a rerun job keeps its failures", "I5", JOB,
@@ -469,7 +469,7 @@ FAULTS = [
     ),
     Fault(
         "poison is run again", "I5", "suspects.py",
-        "if times >= self._options.takeovers:", "if False:", ENGINE,
+        "return losses(held.job.history) >= self._options.takeovers", "return False", ENGINE,
     ),
     # --- Innocent jobs beside a killer
     Fault(
@@ -488,12 +488,25 @@ FAULTS = [
     ),
     Fault(
         "a run that ends clears no suspicion", "poison", JOB,
-        "        elif not _unstarted(run):\n            count = 0\n", "", EDGES,
+        "        else:\n            count = 0\n    return count\n", "    return count\n", EDGES,
     ),
     Fault(
         "the store is not told that a suspect starts", "poison", "hand.py",
         "        told_ms = self.trial_ms if self.suspect else self.started_ms\n",
         "        told_ms = None\n", EDGES,
+    ),
+    Fault(
+        "suspects are tried one after the other", "poison", "suspects.py",
+        "TOGETHER = {2: 25, 3: 5}", "TOGETHER = {2: 1, 3: 1}", EDGES,
+    ),
+    Fault(
+        "a job that ends its worker in an orderly way is innocent", "poison", JOB,
+        "            count += run.error == ENDED_WITH_WORKER\n", "            pass\n", EDGES,
+    ),
+    Fault(
+        "what happens to others pushes a loss out of the history", "poison", JOB,
+        "        if losses(shorter) == losses(longer):\n", "        if False:\n",
+        "tests/unit/test_losses.py",
     ),
     # --- Leases by the time of the answer, and never two runs of a job in one worker
     Fault(
