@@ -469,12 +469,12 @@ FAULTS = [
     ),
     Fault(
         "poison is run again", "I5", "suspects.py",
-        "return losses(held.job.history) >= self._options.takeovers", "return False", ENGINE,
+        "return _losses(held) >= self._options.takeovers", "return False", ENGINE,
     ),
     # --- Innocent jobs beside a killer
     Fault(
         "what never started counts as killing its worker", "poison", JOB,
-        "count += count < SUSPECT_AFTER or run.started_ms is not None", "count += 1", EDGES,
+        "killed = count < SUSPECT_AFTER or run.started_ms is not None", "killed = True", EDGES,
     ),
     Fault(
         "a suspect runs beside others", "poison", "suspects.py",
@@ -525,7 +525,7 @@ FAULTS = [
     ),
     Fault(
         "a run that ends with its loop has failed", "stop", "attempt.py",
-        "isinstance(error, asyncio.CancelledError) and self._ending()", "False", EDGES,
+        "if cancelled and self._ending():", "if False:", EDGES,
     ),
     Fault(
         "an interrupt is the failure of the task that it hits", "stop", "attempt.py",

@@ -67,7 +67,7 @@ class Held:
         # It was handed back a moment ago, and nobody else took it.
         self.declined = False
         # It may be what kills its workers; and since when that is being found out.
-        self.suspect = bool(job.history) and suspect(job)
+        self.suspect = bool(job.history) and suspect(job, survivor=job.worker or "")
         self.trial_ms: int | None = None
 
     @property

@@ -377,19 +377,21 @@ def _unstarted(run: Run) -> bool:
 # --- Poison
 
 
-def losses(history: tuple[Run, ...]) -> int:
+def losses(history: tuple[Run, ...], *, survivor: str = "") -> int:
     """How often in a row, since it last ran to an end, a job was lost with its worker, or ended
     with it.
 
     The first losses count for every job that the worker held: which of them was to blame is not
     known. A suspect is put on trial, and the store is told, so from then on a loss counts only
     where it had started: what merely waited in the hand of a worker is not to blame. To be handed
-    back by a worker that was told to stop says nothing either way.
+    back by a worker that was told to stop says nothing either way, nor does a lease that ran out
+    for `survivor`: a worker that is alive was not killed.
     """
     count = 0
     for run in history:
         if run.outcome is Outcome.LOST:
-            count += count < SUSPECT_AFTER or run.started_ms is not None
+            killed = count < SUSPECT_AFTER or run.started_ms is not None
+            count += killed and run.worker != survivor
         elif run.outcome is Outcome.RELEASE:
             count += run.error == ENDED_WITH_WORKER
         else:
@@ -397,9 +399,9 @@ def losses(history: tuple[Run, ...]) -> int:
     return count
 
 
-def suspect(job: Job) -> bool:
+def suspect(job: Job, *, survivor: str = "") -> bool:
     """Whether the job may be what kills its workers."""
-    return losses(job.history) >= SUSPECT_AFTER
+    return losses(job.history, survivor=survivor) >= SUSPECT_AFTER
 
 
 def new_fence() -> int:

@@ -59,7 +59,7 @@ class Suspects:
             self._runs.suspected.clear()
             return
         began_s = self._loop.time()
-        last_chance = losses(group[0].job.history) >= self._options.takeovers - 1
+        last_chance = _losses(group[0]) >= self._options.takeovers - 1
         async with self._nothing_else():
             await self._put_on_trial(group)
             await self._until_over(group, TRIAL_S if last_chance else ALONE_S)
@@ -70,19 +70,19 @@ class Suspects:
     def _next_group(self) -> list[Held]:
         """Suspects to try together. Those that were lost too often are settled dead."""
         for held in self._hand.take_suspects(lambda all: [h for h in all if self._guilty(h)]):
-            reason = f"its worker died or froze {losses(held.job.history)} times; not run again"
+            reason = f"its worker died or froze {_losses(held)} times; not run again"
             self._runs.settle(held, self._runs.runner.give_up(held, reason, failed=False))
         return self._hand.take_suspects(self._equals)
 
     def _guilty(self, held: Held) -> bool:
-        return losses(held.job.history) >= self._options.takeovers
+        return _losses(held) >= self._options.takeovers
 
     def _equals(self, waiting: list[Held]) -> list[Held]:
         """The first, and those that were lost as often, as many as are tried together."""
         if not waiting:
             return []
-        times = losses(waiting[0].job.history)
-        equals = [held for held in waiting if losses(held.job.history) == times]
+        times = _losses(waiting[0])
+        equals = [held for held in waiting if _losses(held) == times]
         return equals[: self._most(times)]
 
     def _most(self, times: int) -> int:
@@ -148,3 +148,8 @@ class Suspects:
         for held in self._hand.unstarted(ready_before_ms=before_ms):
             if held.suspect:
                 self._runs.hand_back(held)
+
+
+def _losses(held: Held) -> int:
+    """Its holder is this worker, which is alive."""
+    return losses(held.job.history, survivor=held.job.worker or "")

@@ -29,9 +29,9 @@ from tickwheel.testing import FaultyStore
 LEASE_MS = 4_000
 JOBS = 150
 KILLERS = 4
-# More than chance brings about for a job that does no harm, in a world where a worker dies every
-# few seconds.
-TAKEOVERS = 8
+# More than chance brings about for a job that does no harm, where a worker dies every few seconds
+# or the store is locked for longer than a lease.
+TAKEOVERS = 20
 
 
 @dataclass
@@ -199,10 +199,17 @@ class Chaos:
         for _ in range(30):
             await asyncio.sleep(self.dice.uniform(1, 20))
             await self._break_something()
-        await asyncio.sleep(3000 if self.faults.killers else 900)
+        await self._until_all_ended()
         for relay in relays:
             relay.cancel()
         await self.judge()
+
+    async def _until_all_ended(self) -> None:
+        for _ in range(240):
+            await asyncio.sleep(30)
+            jobs = await self.world.store.get([*self.innocent, *self.killers])
+            if all(job is not None and job.state.ended for job in jobs):
+                return
 
     def _later(self, job: Job) -> None:
         """The user's transaction is committed at some moment from now on."""

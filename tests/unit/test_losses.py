@@ -57,6 +57,12 @@ def test_history_keeps_one_of_several_times_that_a_job_was_handed_back() -> None
     assert [each.attempt for each in history] == [1, 99, 100, 101]
 
 
+def test_a_lease_that_ran_out_while_its_worker_lived_counts_for_nothing_there() -> None:
+    history = tuple(run(letter) for letter in "llL")
+    assert losses(history, survivor="w") == 0
+    assert losses(history, survivor="another") == 3
+
+
 @pytest.mark.parametrize("between", ["l", "rl", "lr", "llr"])
 def test_what_happens_to_others_pushes_no_loss_out_of_the_history(between: str) -> None:
     history: tuple[Run, ...] = ()
