@@ -78,6 +78,8 @@ class Model:
     def __init__(self) -> None:
         self.jobs: dict[str, Record] = {}
         self.paused: set[str] = set()
+        # Of each job that was settled, the attempt that was last settled.
+        self.settled: dict[str, int] = {}
         # Each change of the schedule is a version of its own; None while there is no schedule.
         self.version: int | None = None
         self.versions = 0
@@ -148,10 +150,10 @@ class Model:
             if claim.taken is None:
                 return False
             # Repeats are known until the next attempt is settled, or the job is forgotten.
-            settled = [run[0] for run in job.runs if run[2] != "lost"]
-            known = self.jobs.get(id) is job and settled[-1] == claim.attempt
+            known = self.jobs.get(id) is job and self.settled[id] == claim.attempt
             return True if known and claim.taken is what else None
         claim.taken = what
+        self.settled[id] = claim.attempt
         job.note((claim.attempt, claim.worker, kind, claim.due))
         job.due, job.error, job.result = due, error, result
         job.failures += kind in ("retry", "dead")
