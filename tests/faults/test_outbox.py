@@ -28,7 +28,7 @@ OLD = f"create table {TABLE} (n integer primary key, job text)"
 
 
 def job(id: str, payload: str = "{}") -> Job:
-    return Job(id=id, task="ship", payload=payload, due_ms=10**15, created_ms=0)
+    return Job(id=id, task="ship", payload=payload, due_ms=10**14, created_ms=0)
 
 
 class Place:
