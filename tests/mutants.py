@@ -574,7 +574,8 @@ FAULTS = [
     ),
     Fault(
         "a start that is cancelled at once is waited for", "cancel", "runs.py",
-        "            held.run.add_done_callback(lambda run: self._over(held, run))\n", "", EDGES,
+        "            if held.begun:\n                self._loop.call_later(",
+        "            if True:\n                self._loop.call_later(", EDGES,
     ),
     Fault(
         "what has not started is not handed back", "stop", "worker.py",

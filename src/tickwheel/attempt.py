@@ -94,10 +94,11 @@ class Runner:
 
     def has_room(self, pool: Pool) -> bool:
         """Whether a task of this pool would start at once."""
+        if pool == "async":
+            return True
         if pool == "thread":
             return self._threads.calls + len(self._promised["thread"]) < self._threads.size
-        taken = self._in_children + len(self._promised["process"])
-        return pool == "async" or taken < self._children
+        return self._in_children + len(self._promised["process"]) < self._children
 
     def promise(self, held: Held) -> None:
         """Keep a place for a run that is about to begin."""
@@ -167,12 +168,12 @@ class Runner:
         kwargs: dict[str, Any],
         began: Callable[[], None],
     ) -> Any:
-        self.keep_no_place(held)
-        if definition.pool == "process":
-            return await self._in_child(definition, args, kwargs, began)
         if definition.pool == "async":
             began()
             return await definition.function(*args, **kwargs)
+        self.keep_no_place(held)
+        if definition.pool == "process":
+            return await self._in_child(definition, args, kwargs, began)
         loop = asyncio.get_running_loop()
         call = functools.partial(_in_thread, loop, began, definition.function, args, kwargs)
         context = contextvars.copy_context()

@@ -147,6 +147,9 @@ class Batcher(Generic[Item, Answer]):
             self._end_with_the_loop([])  # maybe before it began
 
     def _take(self) -> list[_Call]:
+        if len(self._gathered) <= self._limit and self._bytes <= self._limit_bytes:
+            whole, self._gathered, self._bytes = self._gathered, [], 0
+            return whole
         batch = next(
             portions(self._gathered, _weight, most=self._limit, most_bytes=self._limit_bytes)
         )

@@ -81,8 +81,10 @@ class StoreClock:
         if not self._own:
             return monotonic_ns + self._base_ns
         now_ns = self._clock.now_ns()
-        if step_ms := moved_ms(now_ns - monotonic_ns, self._wall_ns):
-            self._stepped(step_ms, now_ns - monotonic_ns)
+        # As `moved_ms` has it, without a call: this is asked several times a job.
+        if not -JUMP_NS <= now_ns - monotonic_ns - self._wall_ns <= JUMP_NS:
+            wall_ns = now_ns - monotonic_ns
+            self._stepped(moved_ms(wall_ns, self._wall_ns), wall_ns)
         return now_ns
 
     def _stepped(self, step_ms: int, wall_ns: int) -> None:

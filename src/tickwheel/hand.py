@@ -38,10 +38,12 @@ class Held:
     """One job in hand."""
 
     __slots__ = (
+        "begun",
         "declined",
         "definition",
         "interrupted",
         "job",
+        "pool",
         "ready_ms",
         "run",
         "settling",
@@ -56,9 +58,12 @@ class Held:
         self.job = job
         # None where this worker doesn't know the task.
         self.definition = definition
+        self.pool: Pool = "async" if definition is None else definition.pool
         self.ready_ms: int | None = None
         self.started_ms: int | None = None
         self.run: asyncio.Task[None] | None = None
+        # The run has had its first turn of the loop.
+        self.begun = False
         self.stop: Stop | None = None
         # The run was cancelled because of `stop`; a thread can't be.
         self.interrupted = False
@@ -69,10 +74,6 @@ class Held:
         # It may be what kills its workers; and since when that is being found out.
         self.suspect = bool(job.history) and suspect(job, survivor=job.worker or "")
         self.trial_ms: int | None = None
-
-    @property
-    def pool(self) -> Pool:
-        return "async" if self.definition is None else self.definition.pool
 
     def told(self) -> Job:
         """The job, with what the next extend tells the store of its start.
@@ -94,6 +95,7 @@ class Hand:
         # Each pool has places of its own: one that is full holds up no other.
         self._ready: dict[Pool, _Heap] = {"async": [], "thread": [], "process": []}
         self._ready_counts: dict[Pool, int] = {"async": 0, "thread": 0, "process": 0}
+        self.crowd = 0
         self._suspects: _Heap = []
         self._order = itertools.count()
         self._running: dict[str, Held] = {}
@@ -149,6 +151,7 @@ class Hand:
         else:
             heapq.heappush(self._ready[held.pool], (-job.priority, job.due_ms, order, job.id))
             self._ready_counts[held.pool] += 1
+            self.crowd += 1
 
     def next_due_ms(self) -> int | None:
         return self._wheel.next_ms()
@@ -156,14 +159,16 @@ class Hand:
     def next_ready(self, has_room: Callable[[Pool], bool]) -> Held | None:
         """Take out the ready job to start next, of the pools that have room: highest priority
         first, then earliest due."""
-        heaps = [
-            heap
-            for pool, heap in self._ready.items()
-            if heap and has_room(pool) and self._top(heap)
-        ]
-        if not heaps:
+        heap: _Heap | None
+        if self._ready_counts["async"] == self.crowd:
+            # Mostly there are async tasks alone, which always find room.
+            heap = self._ready["async"] if self.crowd and self._top(self._ready["async"]) else None
+        else:
+            open_ = (heap for pool, heap in self._ready.items() if heap and has_room(pool))
+            heap = min(filter(self._top, open_), default=None)
+        if heap is None:
             return None
-        held = self._held[heapq.heappop(min(heaps))[3]]
+        held = self._held[heapq.heappop(heap)[3]]
         self._unready(held)
         return held
 
@@ -230,6 +235,7 @@ class Hand:
             held.ready_ms = None
             if not held.suspect:
                 self._ready_counts[held.pool] -= 1
+                self.crowd -= 1
 
     def shift_leases(self, step_ms: int) -> None:
         """The clock by which leases are written was set: they end at another moment now."""

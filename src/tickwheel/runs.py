@@ -149,8 +149,9 @@ class Runs:
             before.job = job
             return
         held = Held(job, self._tasks.find(job.task))
-        since_ms = self._clock.now_ms() - PATIENCE_MS
-        held.declined = handed_back(job, by=self._worker, since_ms=since_ms)
+        if job.history:
+            since_ms = self._clock.now_ms() - PATIENCE_MS
+            held.declined = handed_back(job, by=self._worker, since_ms=since_ms)
         self.hand.take(held)
 
     # --- Start
@@ -194,19 +195,19 @@ class Runs:
             self._timer_at_s = 0.0
 
     def fill_slots(self) -> None:
-        while (
-            self.hand.running < self._options.concurrency
-            and not self.quiet
-            and not self.stopping.is_set()
-        ):
-            held = self.hand.next_ready(self.runner.has_room)
+        hand = self.hand
+        while hand.crowd and hand.running < self._options.concurrency and self._may_start():
+            held = hand.next_ready(self.runner.has_room)
             if held is None:
                 break
             self.start(held)
-        if any(self.hand.ready(pool) for pool in POOLS):
+        if hand.crowd:
             self._crowded.set()
-        if self.hand.suspects:
+        if hand.suspects:
             self.suspected.set()
+
+    def _may_start(self) -> bool:
+        return not self.quiet and not self.stopping.is_set()
 
     def start(self, held: Held) -> None:
         now_ms = self._clock.now_ms()
@@ -227,11 +228,11 @@ class Runs:
             self.settle(held, decide(job, error, RetryPolicy(), started_ms=now_ms, ended_ms=now_ms))
         else:
             self.hand.start(held, now_ms)
-            self.runner.promise(held)
+            if held.pool != "async":
+                self.runner.promise(held)
             self._started[held.pool] += 1
             name = f"{job.task} {job.id}"
             held.run = self._alive[job.id] = self._loop.create_task(self._run(held), name=name)
-            held.run.add_done_callback(lambda run: self._over(held, run))
 
     def _start_after(self, other: asyncio.Task[None], held: Held) -> None:
         """An earlier attempt, which lost its lease, still winds up here: never two at once. Should
@@ -270,25 +271,26 @@ class Runs:
         self.moved.set()
 
     async def _run(self, held: Held) -> None:
-        assert held.definition is not None
-        settlement = await self.runner.attempt(
-            held, held.definition, began=lambda: self._limit(held)
-        )
+        run = held.run
+        assert held.definition is not None and run is not None
+        held.begun = True
+        try:
+            settlement = await self.runner.attempt(
+                held, held.definition, began=lambda: self._limit(held)
+            )
+        except GeneratorExit as error:
+            # One that comes from a thread closes the attempt, instead of being raised in it.
+            settlement = self.runner.raised(held, held.definition, error)
+        finally:
+            self._over(held, run)
         self._ended(held, settlement)
 
     def _over(self, held: Held, run: asyncio.Task[None]) -> None:
-        """The run is over, however it ended: it may have been cancelled before its first step."""
-        self.runner.keep_no_place(held)
+        """Nothing of the run goes on any more."""
+        if held.pool != "async":
+            self.runner.keep_no_place(held)
         if self._alive.get(held.job.id) is run:
             del self._alive[held.job.id]
-        error = asyncio.CancelledError() if run.cancelled() else run.exception()
-        if held.run is run:
-            assert held.definition is not None and error is not None
-            self._ended(held, self.runner.raised(held, held.definition, error))
-        elif error is not None and not run.cancelled():
-            log.error(
-                "job %s (%s) could not be settled", held.job.id, held.job.task, exc_info=error
-            )
 
     def _limit(self, held: Held) -> None:
         """From here on the run has as much time as its timeout says."""
@@ -351,7 +353,12 @@ class Runs:
         if not held.interrupted:
             held.interrupted = True
             held.run.cancel()
-            self._loop.call_later(STUBBORN_S, self._leave_behind, held)
+            if held.begun:
+                self._loop.call_later(STUBBORN_S, self._leave_behind, held)
+            else:
+                # It was to begin in this very turn of the loop, and never will.
+                self._over(held, held.run)
+                self._ended(held, self.runner.stopped(held, held.definition))
 
     def _leave_behind(self, held: Held) -> None:
         if held.run is None:
@@ -400,7 +407,7 @@ class Runs:
                 kept[held.pool] += 1
             else:
                 self.hand_back(held)
-        if any(self.hand.ready(pool) for pool in POOLS):
+        if self.hand.crowd:
             self._crowded.set()
 
     def _wanted(self, held: Held, started: Counter[Pool]) -> int:

@@ -41,8 +41,8 @@ def job_bytes(job: Job) -> int:
     size = _text_bytes(job.payload)
     if job.result is not None:
         size += _text_bytes(job.result)
-    for run in job.history:
-        size += len(run.error or "")
+    if job.history:
+        size += sum(len(run.error or "") for run in job.history)
     return size
 
 
@@ -53,7 +53,9 @@ def settlement_bytes(settlement: Settlement) -> int:
 
 
 def _text_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+    """Of what is short, about as many as characters will do."""
+    size = len(text)
+    return size if size < 4096 or text.isascii() else len(text.encode())
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
