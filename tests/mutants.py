@@ -477,14 +477,10 @@ FAULTS = [
         "killed = count < SUSPECT_AFTER or run.started_ms is not None", "killed = True", EDGES,
     ),
     Fault(
-        "a suspect runs beside others", "poison", "suspects.py",
-        "            self._runs.quiet = True\n", "", EDGES,
-    ),
-    Fault(
         "what waits beside a suspect is lost with it", "poison", "suspects.py",
-        "                    if not held.suspect:\n"
-        "                        self._runs.stop(held, Stop.RELEASE)\n",
-        "                    del held\n", EDGES,
+        "                if not held.suspect:\n"
+        "                    self._runs.stop(held, Stop.RELEASE)\n",
+        "                del held\n", EDGES,
     ),
     Fault(
         "a run that ends clears no suspicion", "poison", JOB,
@@ -509,11 +505,6 @@ FAULTS = [
         "tests/unit/test_losses.py",
     ),
     # --- Leases by the time of the answer, and never two runs of a job in one worker
-    Fault(
-        "a job that runs here is started here again", "I2", "runs.py",
-        "        if before is not None and before.run is not None and before.stop is None:\n",
-        "        if False:\n", EDGES,
-    ),
     Fault(
         "a run that winds up is not waited for", "I2", "runs.py",
         "        elif job.id in self._alive:\n", "        elif False:\n", EDGES,
@@ -558,10 +549,6 @@ FAULTS = [
         "(step_ms,),\n", "(0,),\n", "tests/unit/test_own_clock.py",
     ),
     # --- Dead without having run, and other ends
-    Fault(
-        "a timeout counts before there is a thread", "timeout", "attempt.py",
-        " < self._threads.size\n", " < 10**6\n", EDGES,
-    ),
     Fault(
         "a panic keeps its slot", "attempt", "attempt.py",
         "definition, args, kwargs, began))\n        except BaseException as error:",

@@ -114,8 +114,6 @@ class Runs:
         # Set while due jobs find no slot, and while suspects wait to be run alone.
         self._crowded = asyncio.Event()
         self.suspected = asyncio.Event()
-        # Nothing but a suspect is started.
-        self.quiet = False
         # While we leave what we have just handed back to others.
         self.abstaining = False
         self._started: Counter[Pool] = Counter()
@@ -196,7 +194,9 @@ class Runs:
 
     def fill_slots(self) -> None:
         hand = self.hand
-        while hand.crowd and hand.running < self._options.concurrency and self._may_start():
+        while (
+            hand.crowd and hand.running < self._options.concurrency and not self.stopping.is_set()
+        ):
             held = hand.next_ready(self.runner.has_room)
             if held is None:
                 break
@@ -205,9 +205,6 @@ class Runs:
             self._crowded.set()
         if hand.suspects:
             self.suspected.set()
-
-    def _may_start(self) -> bool:
-        return not self.quiet and not self.stopping.is_set()
 
     def start(self, held: Held) -> None:
         now_ms = self._clock.now_ms()

@@ -91,21 +91,15 @@ class Suspects:
 
     @contextlib.asynccontextmanager
     async def _nothing_else(self) -> AsyncIterator[None]:
-        """Claim nothing, start nothing and hold nothing but suspects. What runs for longer than a
-        moment has shown that it does no harm."""
+        """Claim nothing and hold nothing but suspects, so nothing else starts. What runs for longer
+        than a moment has shown that it does no harm."""
         async with self._claiming:
-            self._runs.quiet = True
-            try:
-                for held in self._hand.unstarted():
-                    if not held.suspect:
-                        self._runs.stop(held, Stop.RELEASE)
-                await self._runs.until_none_runs(QUIET_S)
-                await self._runs.settled()
-                yield
-            finally:
-                self._runs.quiet = False
-                self._runs.moved.set()
-        self._runs.fill_slots()
+            for held in self._hand.unstarted():
+                if not held.suspect:
+                    self._runs.stop(held, Stop.RELEASE)
+            await self._runs.until_none_runs(QUIET_S)
+            await self._runs.settled()
+            yield
 
     async def _put_on_trial(self, group: list[Held]) -> None:
         """Tell the store that these are about to start, and start them: if their worker is lost

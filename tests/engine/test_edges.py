@@ -262,6 +262,61 @@ def test_a_worker_never_runs_a_job_beside_itself(locked_s: int, pool: str) -> No
     virtual(story)
 
 
+def test_a_job_is_not_started_while_a_lost_run_of_it_winds_up_here() -> None:
+    async def story(world: World) -> None:
+        inside = most = runs = 0
+
+        @world.app.task
+        async def stubborn() -> None:
+            nonlocal inside, most, runs
+            inside, runs = inside + 1, runs + 1
+            most = max(most, inside)
+            try:
+                await asyncio.sleep(8)
+            except asyncio.CancelledError:
+                await asyncio.sleep(4)
+                raise
+            finally:
+                inside -= 1
+
+        node = await world.node(lease_ms=3_000)
+        job = await stubborn.enqueue()
+        await asyncio.sleep(1)
+        node.line.away = True
+        await asyncio.sleep(4)
+        node.line.away = False
+        await job.result(timeout=120)
+        assert (most, runs) == (1, 2)
+
+    virtual(story)
+
+
+def test_what_a_worker_holds_is_handed_back_before_a_trial() -> None:
+    """Were its worker killed now, what merely waits there would be lost with the suspect."""
+
+    async def story(world: World) -> None:
+        @world.app.task
+        async def work(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        suspect = await work.enqueue(5)
+        for _ in range(2):
+            node = await world.node(lease_ms=2_000)
+            await asyncio.sleep(1)
+            node.crash()
+            await asyncio.sleep(3)
+        await work.using(delay=0.9).enqueue(0)
+        other = await work.using(delay=0.9).enqueue(0)
+        await world.node(lease_ms=2_000)
+        await asyncio.sleep(0.5)
+        assert (await suspect.info()).state is State.RUNNING
+        assert (await other.info()).state is State.WAITING
+        await suspect.result(timeout=30)
+        await other.result(timeout=30)
+
+    virtual(story)
+
+
 # --- Every way that a run can end
 
 
@@ -464,30 +519,29 @@ def test_an_interrupt_that_hits_a_task_ends_the_program_and_releases_the_job() -
     assert (job.state, job.failures) == (State.WAITING, 0)
 
 
-def test_a_job_cancelled_in_the_very_turn_of_its_start_is_cancelled_at_once(
+def test_a_job_stopped_in_the_very_turn_of_its_start_is_settled_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story(world: World) -> None:
         @world.app.task
         async def slow() -> None:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(0.5)
 
         node = await world.node()
-        job = await slow.using(delay=2).enqueue()
-        await asyncio.sleep(1.5)
         runs = node.worker._runs
         start = runs.start
+        stopped: list[Any] = []
 
         def start_and_stop(held: Any) -> None:
             start(held)
-            runs.stop(held, Stop.ASKED)
+            if not stopped:
+                stopped.append(held)
+                runs.stop(held, Stop.RELEASE)
 
         runs.start = start_and_stop  # type: ignore[method-assign]
-        await world.store.cancel([job.id], now_ms=world.now_ms)
-        began = world.now_ms
-        while (await job.info()).state is not State.CANCELLED:
-            await asyncio.sleep(0.05)
-            assert world.now_ms - began < 2_000
+        job = await slow.enqueue()
+        await job.result(timeout=2)
+        assert (await job.info()).attempts == 2
         assert "ignores its cancellation" not in caplog.text
 
     with caplog.at_level(logging.WARNING, "tickwheel"):
@@ -572,8 +626,7 @@ def test_no_job_starts_early_by_a_clock_that_was_set(step_s: float) -> None:
 
         await world.node()
         due = [world.now_ms + 5_000, world.now_ms + 5_500, world.now_ms + 20_000]
-        for ms in due:
-            await note.using(delay=(ms - world.now_ms) / 1000).enqueue(ms)
+        jobs = [await note.using(delay=(ms - world.now_ms) / 1000).enqueue(ms) for ms in due]
         # The first two are in a wheel when the clock is set.
         await asyncio.sleep(4.7)
         world.set_clock(step_s)
@@ -582,6 +635,7 @@ def test_no_job_starts_early_by_a_clock_that_was_set(step_s: float) -> None:
         assert [ms for ms in due if started[ms] < ms] == [], "early"
         if step_s < 0:
             assert [ms for ms in due if started[ms] > ms + 5] == [], "late"
+        assert {(await job.info()).attempts for job in jobs} == {1}, "a lease was given up"
 
     virtual(story)
 
