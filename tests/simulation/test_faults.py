@@ -30,8 +30,8 @@ LEASE_MS = 4_000
 JOBS = 150
 KILLERS = 4
 # More than chance brings about for a job that does no harm, where a worker dies every few seconds
-# or the store is locked for longer than a lease.
-TAKEOVERS = 20
+# or the store is locked for longer than a lease; and fewer than a history holds.
+TAKEOVERS = 14
 
 
 @dataclass
@@ -156,10 +156,11 @@ class Chaos:
             context = current_job()
             assert context is not None
             await asyncio.sleep(dice.choice([0, 0, 0.5, 3]))
-            for n, node in enumerate(self.nodes):
-                if node.name == context.job.worker:
-                    node.crash()
-                    asyncio.get_running_loop().create_task(self._replace(n))
+            # One that was told to stop still runs its jobs, and can be killed.
+            [mine] = [node for node in world.nodes if node.name == context.job.worker]
+            mine.crash()
+            if mine in self.nodes:
+                asyncio.get_running_loop().create_task(self._replace(self.nodes.index(mine)))
             await asyncio.sleep(3600)
 
         if self.faults.overlap:
