@@ -23,7 +23,7 @@ demo: setup ## orders, deadlines and a killed worker, on the embedded store
 	@$(BIN)/tickwheel demo
 
 check: lint ## format, lint, types, imports, and the tests that take no time: under a minute
-	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/engine
+	$(BIN)/python -m pytest -q -n 4 -m "not slow" tests/unit tests/engine
 
 # Tests mostly wait, for servers that keep the time themselves and for processes, so many run side by
 # side. The last ones measure and kill: two at a time, and each file keeps its servers; those with
