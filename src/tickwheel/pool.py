@@ -225,8 +225,8 @@ class _Child:
         for _ in range(round(GONE_S / GLANCE_S)):
             if self.fresh or not self.alive():
                 return True
-            # Its sentinel says neither that it can be buried yet nor, where a process that it left
-            # behind has that too, that it ended.
+            # Its sentinel doesn't say that its exit code can be read yet, nor, where a process that
+            # it left behind holds it too, that it ended.
             sleep_blocking(GLANCE_S)
         return False
 

@@ -90,7 +90,7 @@ class Runs:
         self.hand = Hand()
         # Runs that are not over, by job: also those that were left behind.
         self._alive: dict[str, asyncio.Task[None]] = {}
-        # When runs are to be stopped, by the monotonic clock.
+        # When runs have had their time, by the monotonic clock.
         self._deadlines: TimingWheel[Held] = TimingWheel()
         self._settling: Batcher[Settlement, bool] = Batcher(
             self._settle_all, weigh=settlement_bytes, lanes=store.lanes
@@ -139,6 +139,7 @@ class Runs:
         self.rearm()
 
     def take(self, job: Job) -> None:
+        """Hold a job that was just claimed."""
         before = self.hand.get(job.id)
         if before is not None and before.run is not None and before.stop is None:
             # Its lease ran out unnoticed and nobody else took it: the run that goes on here is the
@@ -173,8 +174,8 @@ class Runs:
             return
         at_s = self._loop.time() + max(min(delays_s), SOONEST_S)
         if self._timer is not None:
-            # One that rings too soon only sets itself again; that is cheaper than to set it anew
-            # for every job that came and went.
+            # One that rings too soon only sets itself again; that is cheaper than setting it for
+            # every job that came and went.
             if self._timer_at_s <= at_s:
                 return
             self._timer.cancel()
@@ -420,6 +421,9 @@ class Runs:
             self._forget(held)
             return
         held.settling = True
+        self._write(held, settlement)
+
+    def _write(self, held: Held, settlement: Settlement) -> None:
         self._settling.submit(settlement).add_done_callback(
             lambda answer: self._settled(held, settlement, answer)
         )
@@ -428,9 +432,7 @@ class Runs:
         if answer.cancelled() and held.settling and not self._closed:
             # Everything on the loop was cancelled, and the one who writes with it: once more.
             held.settling = False
-            self._settling.submit(settlement).add_done_callback(
-                lambda answer: self._settled(held, settlement, answer)
-            )
+            self._write(held, settlement)
             return
         error = None if answer.cancelled() else answer.exception()
         if error is not None:

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from world import Node, World, virtual
 
 from tickwheel import (
+    App,
     Cancelled,
     GiveUp,
     JobFailed,
@@ -27,6 +29,7 @@ from tickwheel import (
     current_job,
 )
 from tickwheel.hand import Stop
+from tickwheel.stores.memory import MemoryStore
 from tickwheel.testing import FaultyStore
 
 # --- A job that kills its workers
@@ -409,8 +412,6 @@ def test_an_argument_that_raises_while_it_is_read_fails_its_job_alone() -> None:
 
 
 def _with_payload(job: Any, task: str, payload: str) -> Any:
-    import msgspec
-
     return msgspec.structs.replace(job, task=task, payload=payload)
 
 
@@ -443,10 +444,6 @@ def test_what_we_stopped_is_released_whatever_it_made_of_that(how: str) -> None:
 @pytest.mark.parametrize("pool", ["async", "thread"])
 def test_jobs_in_hand_when_their_loop_ends_are_released_not_failed(pool: str) -> None:
     """A bare worker task at the end of `asyncio.run`: everything on the loop is cancelled."""
-    from tickwheel import App
-    from tickwheel.clock import LoopClock
-    from tickwheel.stores.memory import MemoryStore
-
     store = MemoryStore()
     app = App(store)
     begun = threading.Event()
@@ -479,7 +476,6 @@ def test_jobs_in_hand_when_their_loop_ends_are_released_not_failed(pool: str) ->
         return job.id
 
     id = asyncio.run(main())
-    del LoopClock
 
     async def look() -> Any:
         return (await store.get([id]))[0]
@@ -492,9 +488,6 @@ def test_jobs_in_hand_when_their_loop_ends_are_released_not_failed(pool: str) ->
 
 
 def test_an_interrupt_that_hits_a_task_ends_the_program_and_releases_the_job() -> None:
-    from tickwheel import App
-    from tickwheel.stores.memory import MemoryStore
-
     store = MemoryStore()
     app = App(store)
 
@@ -566,9 +559,6 @@ def hung() -> Any:
 
 
 async def test_a_job_that_finds_no_free_thread_is_not_failed_for_it(hung: threading.Event) -> None:
-    from tickwheel import App
-    from tickwheel.stores.memory import MemoryStore
-
     app = App(MemoryStore())
 
     @app.task(timeout=0.2, retries=0)
@@ -593,9 +583,6 @@ async def test_a_job_that_finds_no_free_thread_is_not_failed_for_it(hung: thread
 
 
 async def test_a_cancelled_thread_job_still_times_out(hung: threading.Event) -> None:
-    from tickwheel import App
-    from tickwheel.stores.memory import MemoryStore
-
     app = App(MemoryStore())
 
     @app.task(timeout=0.5, retries=0)
@@ -701,7 +688,7 @@ def test_a_lease_still_ends_after_the_clock_was_set_back() -> None:
     virtual(story)
 
 
-# --- Pools
+# --- A choice of the task's
 
 
 def test_giving_up_is_a_choice_also_when_asked_to_stop() -> None:
@@ -753,9 +740,6 @@ ENDINGS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("how", ENDINGS)
 def test_a_job_that_ends_its_worker_from_within_is_found_out_too(how: str) -> None:
     """Not killed, but cancelled with its event loop: each time another worker is started."""
-    from tickwheel import App
-    from tickwheel.stores.memory import MemoryStore
-
     store = MemoryStore()
     app = App(store)
 
@@ -846,9 +830,6 @@ async def test_a_thread_that_outlasts_its_worker_has_the_time_of_a_lease(
     hung: threading.Event,
 ) -> None:
     """Its job is handed back, but not for at once: the thread still works on it."""
-    from tickwheel import App
-    from tickwheel.stores.memory import MemoryStore
-
     store = MemoryStore()
     app = App(store)
 
