@@ -531,7 +531,7 @@ def _left(facts: Facts) -> list[Reason]:
         left = max(facts.takeovers - lost, 0)
         words = f"Its worker was lost {_times(lost)} in a row; {_times(left)} more, and it is dead."
         if suspect(job):
-            words += " It may be what kills its workers, so it runs alone: it may have to wait."
+            words += " It may be what kills its workers, so it runs apart and may have to wait."
         if not left:
             words = f"Its worker was lost {_times(lost)} in a row: the next one settles it dead."
         reasons.append(Reason(Why.TAKEOVERS_LEFT, words))

@@ -1,7 +1,7 @@
 """What a worker holds: claimed jobs, from the claim until their settlement is written.
 
     wheel (not yet due) ──► ready (due, no slot yet) ──► running ──► ended, not yet settled
-                       └──► suspects (due, to run alone)
+                       └──► suspects (due, wait for their trial)
 
 A pure structure: the worker moves jobs through it and does the talking.
 """

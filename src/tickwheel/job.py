@@ -18,7 +18,7 @@ import msgspec
 
 # How many runs a job remembers; older ones are forgotten, the counters are not.
 HISTORY_LIMIT = 20
-# A job that was lost this often in a row may be what kills its workers: it runs alone from then on.
+# A job that was lost this often in a row may be what kills its workers: it is put on trial.
 SUSPECT_AFTER = 2
 # What is said of a run whose worker was ended from within: by an interrupt, or with its event loop.
 ENDED_WITH_WORKER = "its worker was ended while it ran"

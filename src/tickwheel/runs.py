@@ -111,7 +111,7 @@ class Runs:
         self._closed = False
         # Set when a slot or a place in hand has become free.
         self.moved = asyncio.Event()
-        # Set while due jobs find no slot, and while suspects wait to be run alone.
+        # Set while due jobs find no slot, and while suspects wait for their trial.
         self._crowded = asyncio.Event()
         self.suspected = asyncio.Event()
         # While we leave what we have just handed back to others.

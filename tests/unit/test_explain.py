@@ -186,7 +186,7 @@ def test_a_lease_that_ran_out_waits_for_a_takeover() -> None:
     assert found.runs_ms == NOW
     assert "once in a row; 4 times more" in words(found, Why.TAKEOVERS_LEFT)
     again = told(held(lease_until_ms=NOW - 3000, takeovers=2, history=lost * 2))
-    assert "runs alone" in words(again, Why.TAKEOVERS_LEFT)
+    assert "runs apart" in words(again, Why.TAKEOVERS_LEFT)
     cleared = told(held(takeovers=2, history=(*lost * 2, run(Outcome.SNOOZE))))
     assert Why.TAKEOVERS_LEFT not in codes(cleared)
     paused = told(held(lease_until_ms=NOW - 3000), queue=QueueInfo(name="mail", paused=True))
