@@ -1,6 +1,6 @@
-"""What an idle worker process weighs at most, in MB: python -m bench.idle URL
+"""The peak memory of an idle worker process, in MB: python -m bench.idle URL
 
-In a process of its own, which imports nothing but what a worker needs.
+Runs in its own process, which imports only what a worker needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which stores are measured, how an empty one comes about, and what each is to reach."""
+"""The stores to measure, how to create an empty one, and the goals for each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psycopg
 
-from tickwheel.stores.nats.server import start
+from tickwheel.stores.nats.servers.process import start_server
 
-# The servers of the tests serve here as well.
+# Uses the same servers as the tests.
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
 from postgres_server import PostgresServer
@@ -32,32 +32,34 @@ class Goals:
     drain: int
     p50_ms: float
     p99_ms: float
-    # How many times as fast 1,000 enqueues at once are to be as one after the other.
+    # How many times faster 1,000 concurrent enqueues must be than one after the other.
     together: float | None = None
+    # How many times faster than one by one jobs must drain in batches.
+    batched: float | None = None
 
 
-# Gives the URL of an empty store, a new one each time.
+# Yields the URL of an empty store, a new one each time.
 Fresh = Callable[[], AbstractContextManager[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Stores to be had, and the server behind them, where it is measured as well."""
+    """A source of empty stores, and their server if it is measured as well."""
 
     fresh: Fresh
-    # What the server's process weighs, in MB.
+    # The memory of the server's process, in MB.
     weigh: Callable[[], float] | None = None
-    # Kills the server and starts it again on the same folder.
+    # Kills the server and restarts it on the same folder.
     restart: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A store under test; its server, where it has one, runs for as long as the block lasts."""
+    """A store under test; its server, if it has one, runs for the duration of the block."""
 
     serve: Callable[[], AbstractContextManager[Served]]
     goals: Goals
-    # Puts so many ended jobs into the store at this URL, beside which it is to be as fast.
+    # Adds this many ended jobs to the store at this URL, which must not make it slower.
     age: Callable[[str, int], None] | None = None
 
 
@@ -75,7 +77,7 @@ def _nats(durability: str) -> Callable[[], AbstractContextManager[Served]]:
     @contextmanager
     def serve() -> Iterator[Served]:
         with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
-            server = asyncio.run(start(folder, durability=durability))
+            server = asyncio.run(start_server(folder, durability=durability))
 
             @contextmanager
             def fresh() -> Iterator[str]:
@@ -89,7 +91,7 @@ def _nats(durability: str) -> Callable[[], AbstractContextManager[Served]]:
                 nonlocal server
                 os.kill(server.pid, signal.SIGKILL)
                 asyncio.run(server.stop())
-                server = asyncio.run(start(folder, durability=durability, patience_s=300))
+                server = asyncio.run(start_server(folder, durability=durability, patience_s=300))
 
             try:
                 yield Served(fresh, weigh, restart)
@@ -146,7 +148,7 @@ def _redis() -> Iterator[Served]:
 
 
 KINDS = {
-    "sqlite": Kind(_sqlite, Goals(50_000, 15_000, 2, 5, together=10)),
+    "sqlite": Kind(_sqlite, Goals(50_000, 15_000, 2, 5, together=10, batched=1.7)),
     "nats-strict": Kind(_nats("strict"), Goals(30_000, 7_000, 2, 5)),
     "nats-fast": Kind(_nats("fast"), Goals(30_000, 10_000, 2, 5)),
     "postgresql": Kind(_postgres, Goals(20_000, 4_000, 3, 10), _aged),

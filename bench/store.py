@@ -1,9 +1,9 @@
-"""What a store and one worker process can do: adds, drain, punctuality, memory.
+"""Measure a store and one worker process: adds, drain, punctuality, memory.
 
     python -m bench.store [--kind nats-strict] [--quick]
 
-Everything runs in this process but for the memory figure, which needs a process of its own. Each
-figure stands beside a baseline taken in the same run, because machines differ and are noisy.
+Everything runs in this process except for the memory figure, which needs its own process. Each
+figure has a baseline from the same run, because machines differ and are noisy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ import apsw
 
 from bench.kinds import KINDS, Fresh, Goals, Kind, Served
 from bench.report import Report, Row
-from tickwheel import App
+from tickwheel import App, Job
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -42,11 +42,16 @@ class Subject:
         async def nothing() -> None:
             self.ran += 1
 
+        @self.app.batch(size=100)
+        async def nothing_together(items: list[int]) -> None:
+            self.ran += len(items)
+
         @self.app.task
         async def on_time(due: float) -> None:
             self.late_ms.append((time.time() - due) * 1000)
 
         self.nothing, self.on_time = nothing, on_time
+        self.nothing_together = nothing_together
 
 
 @contextmanager
@@ -125,6 +130,8 @@ async def draining(report: Report, fresh: Fresh, kind: Kind, count: int, history
         if kind.age is not None:
             kind.age(subject.url, history)
             aged = await drain(subject, count)
+    with on(fresh) as subject:
+        batched = await drain(subject, count, subject.nothing_together.job)
     bare = await bare_tasks(count)
     report.add(
         Row(
@@ -138,13 +145,23 @@ async def draining(report: Report, fresh: Fresh, kind: Kind, count: int, history
         name = f"the same, with {history:,} ended jobs in the store"
         ratio = aged / drained
         report.add(Row(name, aged, "jobs/s", "without them", ratio, "at least 0.8x", ratio >= 0.8))
+    name, ratio, least = "the same in batches of 100", batched / drained, goals.batched
+    report.add(
+        Row(
+            *(name, batched, "jobs/s", "one by one", ratio),
+            goal="" if least is None else f"at least {least:g}x",
+            met=least is None or ratio >= least,
+        )
+    )
 
 
-async def drain(subject: Subject, count: int) -> float:
-    """Jobs a second, from the start of the worker until the store has every outcome."""
+async def drain(subject: Subject, count: int, job: Callable[[int], Job] | None = None) -> float:
+    """Jobs a second, from the start of the worker until the store has every outcome. `job` makes
+    other jobs than no-op ones."""
     app, ran = subject.app, subject.ran
     async with app:
-        await app.enqueue_many(subject.nothing.job() for _ in range(count))
+        jobs = (job(n) if job else subject.nothing.job() for n in range(count))
+        await app.enqueue_many(jobs)
         before = sum(queue.done for queue in await app.queues())
         start = time.perf_counter()
         async with app.worker(concurrency=500):
@@ -222,7 +239,7 @@ def under(ms: float) -> str:
 
 
 async def bare_timers(count: int) -> list[float]:
-    """How late timers of the event loop itself are, over 5 s: what no scheduler can beat here."""
+    """How late the event loop's own timers are, over 5 s: no scheduler can beat that here."""
     loop = asyncio.get_running_loop()
     late: list[float] = []
     start = loop.time() + 0.1
@@ -241,8 +258,8 @@ async def bare_timers(count: int) -> list[float]:
 
 
 def memory(report: Report, served: Served, waiting: int) -> None:
-    """What an idle worker process weighs with an empty store, and with many jobs waiting in it; and
-    what those mean for a server."""
+    """The memory of an idle worker process with an empty store and with many waiting jobs, and of
+    the server with those jobs."""
     with on(served.fresh) as subject:
         bare = served.weigh() if served.weigh else 0.0
         empty = _idle(subject.url)
@@ -263,7 +280,7 @@ def memory(report: Report, served: Served, waiting: int) -> None:
             took = time.perf_counter() - start
             name = f"server, {waiting:,} jobs waiting"
             report.add(Row(name, weight, "MB", "empty server", ratio=weight / bare))
-            name = "the same server, killed and started again, until it has counted them"
+            name = "the same server, killed and restarted, until it has counted them"
             report.add(Row(name, took, "s", goal="none lost", met=counted == waiting))
             report.add(Row("the same server after that", served.weigh(), "MB"))
     report.add(Row("idle worker, empty store", empty, "MB"))

@@ -1,11 +1,11 @@
-"""The wheel against other ways to keep timers: what one timer costs to add, cancel and drain.
+"""Compare the wheel with other timer structures: the cost to add, cancel and drain one timer.
 
     python -m bench.wheel [--quick]
 
-N timers fall due at random over one hour; half of them are cancelled; the rest are drained in time
-order, ten steps a second, without waiting. Garbage collection stays on, as in any program. Bytes
-are the growth of resident memory per timer, in a process of its own. Ratios are to the wheel:
-above 1 the other is dearer.
+N timers are due at random times within one hour; half of them are cancelled; the rest are drained
+in time order, ten steps a second, without waiting. Garbage collection stays on, as in any program.
+Bytes are the growth of resident memory per timer, in a separate process. Ratios are to the wheel:
+above 1, the wheel is cheaper.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEPS = range(0, HOUR_MS + 100, 100)
 
 
 class Timers(Protocol):
-    """Something that keeps timers; a drain runs through the hour."""
+    """A timer structure; a drain runs through the hour."""
 
     def add(self, key: int, due_ms: int) -> None: ...
     def cancel(self, key: int) -> None: ...
@@ -112,7 +112,8 @@ class CallLater:
 class RoundCounting:
     """3,600 slots of a second and a count of rounds per timer, as in the textbooks.
 
-    Cheap to drain because it does less: a slot's timers come in no order, a second coarse.
+    Cheap to drain because it does less: a slot's timers are unordered, with a resolution of a
+    second.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class Threads:
         self._done = threading.Semaphore(0)
 
     def add(self, key: int, due_ms: int) -> None:
-        # A quarter of a second away for all: the cost is the thread, not the wait.
+        # A quarter of a second for all: the cost is the thread, not the wait.
         timer = self._timers[key] = threading.Timer(0.25, self._done.release)
         timer.start()
 
@@ -163,7 +164,7 @@ class Threads:
 
 
 class PolledTable:
-    """A SQLite table with an index on the due time, asked once a second what is due."""
+    """A SQLite table with an index on the due time, polled once a second."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tickwheel-bench-")
@@ -257,7 +258,7 @@ OTHERS: list[tuple[str, type[Timers], int]] = [
 
 
 FIGURES = {"add_ns": "ns", "cancel_ns": "ns", "drain_ns": "ns", "bytes_each": "bytes"}
-# The two promises of the wheel, at the size where they matter: who is at least 5 times dearer.
+# The wheel's two promises, at the size where they matter: these cost at least 5 times as much.
 PROMISED = {("asyncio.call_later", "add_ns"), ("heapq", "drain_ns")}
 
 
@@ -294,7 +295,7 @@ def run(*, quick: bool) -> Report:
             if count <= most:
                 _rows(report, name, measure(make, count, repeats), count, ours)
             elif count == sizes[0]:
-                # Too dear for more: fewer timers.
+                # Too slow for more timers.
                 _rows(report, name, measure(make, most, repeats), most, ours)
     return report
 

@@ -42,6 +42,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("timeless", [name for name in names if name in TIMELESS])
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first, after the shuffle: at the end, the others would wait for them."""
+    items.sort(key=lambda item: "model" not in item.path.parts)
+
+
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
     """The event loop of one test: fixtures may use it before and after the test does."""

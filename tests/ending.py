@@ -1,4 +1,4 @@
-"""What is to be ended with a run of tests: servers that several tests share."""
+"""End what a test run leaves running: servers that several tests share."""
 
 from __future__ import annotations
 

@@ -115,6 +115,13 @@ class PostgresServer:
             process.send_signal(number)
             process.wait(START_S)
 
+    def processes(self) -> list[int]:
+        """The server's own process and all that it has started."""
+        assert self._process is not None
+        main = self._process.pid
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        return [main, *map(int, children)]
+
     def remove(self) -> None:
         self._end(signal.SIGQUIT)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -153,6 +160,8 @@ class BadLine:
         self._ends: set[asyncio.StreamWriter] = set()
         self._stalled: list[asyncio.Event] = []
         self._losing = False
+        # How many more requests pass before the line stalls; None where it does not.
+        self._left: int | None = None
         self._port = 0
         # Clients to whom something was said already.
         self._greeted: set[asyncio.StreamWriter] = set()
@@ -183,6 +192,10 @@ class BadLine:
         """Half-open: the connections that are there pass nothing on, and don't end."""
         for flowing in self._stalled:
             flowing.clear()
+
+    def stall_after(self, requests: int) -> None:
+        """Let so many requests through, and stall before the answer to the last of them."""
+        self._left = requests
 
     def lose_reply(self) -> None:
         """Let the next request through and cut its connection instead of giving the answer."""
@@ -229,6 +242,11 @@ class BadLine:
                 if self._losing and data[:1].isalpha():
                     self._losing = False
                     lost.set()
+                if self._left is not None and data[:1].isalpha():
+                    self._left -= 1
+                    if self._left == 0:
+                        self._left = None
+                        self.stall()
                 far.write(data)
                 await far.drain()
 

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,8 +23,8 @@ from redis_server import RedisServer
 from tickwheel import job as life
 from tickwheel.job import Job, Outcome, Settlement, State
 from tickwheel.store import QueueInfo, Store, open_store
-from tickwheel.stores.nats.server import Server, start
-from tickwheel.stores.nats.steps import ASKED, RUNNING, WAITING
+from tickwheel.stores.nats.servers.process import Server, start_server
+from tickwheel.stores.nats.steps import CANCELLING, RUNNING, WAITING
 from tickwheel.stores.nats.store import NatsStore
 
 START_MS = 1_800_000_000_000
@@ -64,9 +64,9 @@ class Harness:
         await self.close()
         await self.open()
 
-    async def twin(self) -> Store:
+    async def new_handle(self) -> Store:
         """A second open handle on the same jobs."""
-        return await self._opened(self.store.twin())
+        return await self._opened(self.store.new_handle())
 
     async def _opened(self, store: Store) -> Store:
         await store.open()
@@ -104,6 +104,8 @@ class Harness:
         task: str = "task",
         payload: str = "{}",
         priority: int = 1,
+        meta: dict[str, str] | None = None,
+        expires_ms: int | None = None,
     ) -> Job:
         return Job(
             id=id,
@@ -113,6 +115,8 @@ class Harness:
             priority=priority,
             due_ms=self.now + delay_ms,
             created_ms=self.now,
+            meta=meta,
+            expires_ms=expires_ms,
         )
 
     def jobs(self, count: int, *, delay_ms: int = 0, queue: str = "default") -> list[Job]:
@@ -134,6 +138,9 @@ class Harness:
         queues: Sequence[str] = ("default",),
         lease_ms: int | None = None,
         store: Store | None = None,
+        tasks: Collection[str] = (),
+        call: int | None = None,
+        again: bool = False,
     ) -> list[Job]:
         return await (store or self.store).claim(
             queues,
@@ -141,6 +148,9 @@ class Harness:
             limit=limit,
             now_ms=self.now,
             lease_ms=lease_ms or self.lease_ms,
+            tasks=tasks,
+            call=call,
+            again=again,
         )
 
     async def claim_ids(
@@ -186,7 +196,13 @@ class Harness:
     # --- Outcomes
 
     def settlement(
-        self, outcome: Outcome, job: Job, *, delay_ms: int = 0, text: str = "as it was"
+        self,
+        outcome: Outcome,
+        job: Job,
+        *,
+        delay_ms: int = 0,
+        text: str = "as it was",
+        traceback: str | None = None,
     ) -> Settlement:
         """A settlement of each kind, with all that this kind can carry."""
         now = self.now
@@ -194,13 +210,24 @@ class Harness:
             result = msgspec.json.encode(text).decode()
             return life.done(job, started_ms=now, ended_ms=now, result=result)
         if outcome is Outcome.RETRY:
-            return life.retry(job, due_ms=now + delay_ms, error=text, started_ms=now, ended_ms=now)
+            return life.retry(
+                job,
+                due_ms=now + delay_ms,
+                error=text,
+                started_ms=now,
+                ended_ms=now,
+                traceback=traceback,
+            )
         if outcome is Outcome.SNOOZE:
             return life.snooze(job, due_ms=now + delay_ms, started_ms=now, ended_ms=now)
         if outcome is Outcome.RELEASE:
             return life.release(job, ended_ms=now, error=text)
+        if outcome is Outcome.PARK:
+            return life.park(job, ended_ms=now)
+        if outcome is Outcome.EXPIRE:
+            return life.expire(job, ended_ms=now)
         assert outcome is Outcome.DEAD
-        return life.dead(job, error=text, started_ms=now, ended_ms=now)
+        return life.dead(job, error=text, started_ms=now, ended_ms=now, traceback=traceback)
 
     def done(self, job: Job) -> Settlement:
         return self.settlement(Outcome.DONE, job)
@@ -321,7 +348,7 @@ class NatsHarness(Harness):
         assert isinstance(store, NatsStore)
         for shard in store._shards:
             of_kind = shard.layout.of_kind
-            leases = [of_kind(kind, None) for kind in (*RUNNING, *ASKED)]
+            leases = [of_kind(kind, None) for kind in (*RUNNING, *CANCELLING)]
             for standing in await shard.jobs.gathered(of_kind(WAITING, None), *leases):
                 job = standing.job
                 if (job.lease_until_ms or job.due_ms - store.ahead_ms) < now:
@@ -345,7 +372,7 @@ class StillNatsHarness(NatsHarness):
 def nats_server() -> Server:
     """One server for all tests of this process, in a folder that goes with it."""
     folder = tempfile.mkdtemp(prefix="tickwheel-nats-")
-    server = asyncio.run(start(folder, durability="fast"))
+    server = asyncio.run(start_server(folder, durability="fast"))
 
     def end() -> None:
         asyncio.run(server.stop())

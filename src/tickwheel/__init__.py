@@ -7,13 +7,14 @@
 
     await cancel_order.using(delay="30m").enqueue(42)
 
-Everything that is public is importable from here.
+The whole public API can be imported from here.
 """
 
 from tickwheel.app import App
-from tickwheel.attempt import JobContext, current_job
-from tickwheel.calls import Call, JobHandle, Task
-from tickwheel.client import JobInfo
+from tickwheel.arguments import INJECTED
+from tickwheel.client import JobInfo, JobPage
+from tickwheel.engine.context import JobContext, current_job, current_jobs
+from tickwheel.engine.worker import Worker
 from tickwheel.errors import (
     BadArguments,
     BadConfig,
@@ -23,6 +24,8 @@ from tickwheel.errors import (
     JobCancelled,
     JobFailed,
     JobUnknown,
+    LifespanError,
+    Partial,
     ResultError,
     ResultTimeout,
     Retry,
@@ -32,25 +35,28 @@ from tickwheel.errors import (
     StoreRefused,
     StoreUnavailable,
     TickwheelError,
+    UnknownSchedule,
     UnknownTask,
     UsageError,
 )
-from tickwheel.job import Cancelled, Job, Outcome, Priority, Run, State
+from tickwheel.job import CancelOutcome, Job, Outcome, Priority, Progress, Run, State
 from tickwheel.retry import RetryPolicy
 from tickwheel.schedules import ScheduleInfo
-from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import QueueInfo, WorkerInfo
+from tickwheel.task import BatchTask, Call, JobHandle, Task
 from tickwheel.timer import Timer, TimerHandle
 from tickwheel.version import __version__
-from tickwheel.worker import Worker
 
 __all__ = [
+    "INJECTED",
     "App",
     "BadArguments",
     "BadConfig",
     "BadSchedule",
     "BadTime",
+    "BatchTask",
     "Call",
-    "Cancelled",
+    "CancelOutcome",
     "GiveUp",
     "Job",
     "JobCancelled",
@@ -58,11 +64,13 @@ __all__ = [
     "JobFailed",
     "JobHandle",
     "JobInfo",
+    "JobPage",
     "JobUnknown",
+    "LifespanError",
     "Outcome",
-    "Page",
+    "Partial",
     "Priority",
-    "Query",
+    "Progress",
     "QueueInfo",
     "ResultError",
     "ResultTimeout",
@@ -80,10 +88,12 @@ __all__ = [
     "TickwheelError",
     "Timer",
     "TimerHandle",
+    "UnknownSchedule",
     "UnknownTask",
     "UsageError",
     "Worker",
     "WorkerInfo",
     "__version__",
     "current_job",
+    "current_jobs",
 ]

@@ -1,105 +1,176 @@
-"""What users write: `App`, `@app.task`, `@app.cron`, and what an app is asked."""
+"""The main API: `App` with its tasks, schedules, jobs and workers."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+import importlib
+import inspect
+import logging
+import re
+import sys
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
-from pathlib import PurePath
+from functools import cached_property
+from pathlib import Path, PurePath
+from types import FrameType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from tickwheel import transaction
-from tickwheel.batch import BATCH_BYTES, portions
-from tickwheel.bridge import Bridge
-from tickwheel.calls import Decorator, JobHandle, Task, checked_timeout
-from tickwheel.client import Client, JobInfo
-from tickwheel.clock import MS_NS, Clock, SystemClock
-from tickwheel.config import load
-from tickwheel.errors import BadArguments, BadConfig, BadTime
-from tickwheel.job import Cancelled, Job
+import msgspec
+
+from tickwheel.access import StoreAccess
+from tickwheel.arguments import MIB
+from tickwheel.checks import NAME_LIMIT, AnyPriority, checked_name, checked_options
+from tickwheel.client import Client
+from tickwheel.clock import Clock, SystemClock
+from tickwheel.config import load, setting
+from tickwheel.duration import Duration, duration_ms
+from tickwheel.engine.attempt import JobContext
+from tickwheel.engine.options import WorkerOptions
+from tickwheel.engine.surroundings import OpenLifespan, Surroundings, chained
+from tickwheel.engine.worker import Worker
+from tickwheel.errors import BadConfig, shown
+from tickwheel.job import Job
+from tickwheel.jobs import AppJobs
+from tickwheel.lifespan import Lifespans
+from tickwheel.masking import masked
 from tickwheel.outbox import Outbox
-from tickwheel.retry import RetryPolicy
-from tickwheel.schedule import Rule
-from tickwheel.schedules import AppSchedules, make_rule
-from tickwheel.span import FARTHEST_MS, Span, span_ms
-from tickwheel.store import (
-    Page,
-    Query,
-    QueueInfo,
-    Store,
-    WorkerInfo,
-    checked_text,
-    job_bytes,
-    open_store,
-)
-from tickwheel.tasks import (
-    MIB,
+from tickwheel.registry import (
+    Around,
+    BatchOptions,
     Definition,
-    Pool,
-    PriorityName,
-    Tasks,
-    checked_id,
-    checked_name,
+    PoolName,
+    batch_options,
     define,
 )
-from tickwheel.worker import Worker, WorkerOptions
+from tickwheel.retry import RetryPolicy
+from tickwheel.schedule import Rule
+from tickwheel.schedules import AppSchedules, MisfireName, OverlapName, make_rule
+from tickwheel.store import Store, open_store
+from tickwheel.sync_app import SyncApp
+from tickwheel.task import (
+    BatchDecorator,
+    BatchTask,
+    Decorator,
+    Task,
+    checked_expires,
+    checked_hook,
+    checked_timeout,
+)
+
+log = logging.getLogger("tickwheel")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+H = TypeVar("H", bound=Callable[[Job], Mapping[str, str] | None])
+L = TypeVar("L", bound=Callable[[], Any])
+M = TypeVar("M", bound=Callable[[JobContext, Callable[[], Awaitable[Any]]], Awaitable[Any]])
 
-# Jobs of `enqueue_many` that are on their way at the same time, in one step or a few; and about
-# BATCH_BYTES of them.
-CHUNK = 4000
-
-NO_JOBS = "enqueue_many takes jobs, made with task.job(…)"
+# A shorter lease could run out during an ordinary pause of the process.
+SHORTEST_LEASE_MS = 500
 
 
-class App:
+class App(AppJobs):
     """Tasks, and the store that keeps their jobs.
 
+    Apps that share a store need different names; by default, that of the module. `imports` names
+    the modules that have tasks of this app: a worker imports them before it starts.
+
     The store is opened on first use, once per event loop; `async with app:` opens and closes it
-    explicitly. Such blocks may be nested, also in `app.worker()`: the last one to end closes. What
-    is not given comes from the settings: `tickwheel config` shows them.
+    explicitly. Such blocks may be nested, also in `app.worker()`: the last one to end closes it.
+    Arguments that are not given come from the settings: `tickwheel config` shows them.
+
+    With `inherit_meta`, jobs that a task enqueues have the meta of the task's own job.
     """
 
+    # What a framework does around each run.
+    around: Callable[[], Around] | None = None
+
+    @checked_options
     def __init__(
         self,
         store: str | Store | None = None,
         *,
+        name: str | None = None,
+        imports: Sequence[str] = (),
         outbox: str | None = None,
-        retention: Span | None = None,
-        dead_retention: Span | None = None,
+        retention: Duration | None = None,
+        dead_retention: Duration | None = None,
         payload_limit: int = MIB,
+        inherit_meta: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        # In a store that apps share: whose schedules these are. By default the module's name.
+        self.name = checked_name("app", _module(sys._getframe(2)) if name is None else name)
+        _check_list("imports", imports)
+        if not isinstance(payload_limit, int) or payload_limit < 1:
+            raise BadConfig(f"payload_limit={shown(payload_limit)}: must be a number of bytes")
+        # Modules with more of its tasks, which a worker imports before it starts.
+        self.imports = tuple(imports)
         self._clock: Clock = clock or SystemClock()
-        settings = load().settings
-        if store is None or isinstance(store, str):
-            self.url = store or settings.store
+        if store is None:
+            store = load().settings.store  # checks the other settings too
+        if isinstance(store, str):
+            self.url = store
             self._store = open_store(self.url, clock=self._clock)
         elif isinstance(store, PurePath):
-            raise BadConfig(f"a store is given by its URL: App('sqlite:///{store}')")
+            raise BadConfig(f"{str(store)!r} is not a store URL; write App('sqlite:///{store}')")
+        elif not callable(getattr(store, "new_handle", None)):
+            # Not shown: it may hold a password.
+            raise BadConfig(
+                "the store must be a URL, as in App('sqlite:///jobs.db'), not "
+                f"{type(store).__name__}"
+            )
         else:
             self.url, self._store = "", store
-        # For transactions of the user's where the jobs are in another store than the data.
-        self.outbox = Outbox(place, self._store) if (place := outbox or settings.outbox) else None
-        self._connect: Callable[[], Client] = lambda: Client(self._store.twin(), self._clock)
-        self.tasks = Tasks()
-        self.retention_ms = span_ms(settings.retention if retention is None else retention)
-        self.dead_retention_ms = span_ms(
-            settings.dead_retention if dead_retention is None else dead_retention
-        )
+        # What the code leaves open is read from the settings when it is first needed.
+        if outbox is not None and not isinstance(outbox, str):
+            raise BadConfig(f"outbox must be the URL of a database, not {type(outbox).__name__}")
+        if outbox:
+            self.outbox = Outbox(outbox, self._store)
+        if retention is not None:
+            self.retention_ms = duration_ms(retention)
+        if dead_retention is not None:
+            self.dead_retention_ms = duration_ms(dead_retention)
+        super().__init__(StoreAccess(self._store, self._clock, lambda: self.outbox, payload_limit))
         self.payload_limit = payload_limit
-        self.sync = SyncApp(self)
+        self._access.inherit_meta = bool(inherit_meta)
+        # What is around its tasks.
+        self.lifespans = Lifespans()
+        self.middlewares: list[Callable[[JobContext, Any], Awaitable[Any]]] = []
         # Schedules that the code declares, by name.
         self.declared: dict[str, Rule] = {}
         self.schedules = AppSchedules(self.client, self.tasks.get, payload_limit)
-        self._start_anew()
+        # The same for callers without an event loop.
+        self.sync = SyncApp(self, self.schedules, self._access)
+
+    def __repr__(self) -> str:
+        return f"<app on {masked(self.url) or type(self._store).__name__}>"
+
+    # --- Settings
+
+    @cached_property
+    def outbox(self) -> Outbox | None:
+        """For the user's transactions when jobs and data are in different databases."""
+        url = setting("outbox")
+        return Outbox(url, self._store) if url else None
+
+    @cached_property
+    def retention_ms(self) -> int:
+        return duration_ms(setting("retention"))
+
+    @cached_property
+    def dead_retention_ms(self) -> int:
+        return duration_ms(setting("dead_retention"))
 
     # --- Tasks
 
@@ -115,68 +186,243 @@ class App:
         *,
         name: str | None = None,
         queue: str = "default",
-        priority: PriorityName = "normal",
+        priority: AnyPriority = "normal",
         retries: int | RetryPolicy = 5,
-        timeout: Span | None = "1h",
-        pool: Pool | None = None,
+        timeout: Duration | None = "1h",
+        pool: PoolName | None = None,
+        expires: Duration | None = None,
     ) -> Decorator: ...
+    @checked_options
     def task(
         self,
         function: Callable[..., Any] | None = None,
         *,
         name: str | None = None,
         queue: str = "default",
-        priority: PriorityName = "normal",
+        priority: AnyPriority = "normal",
         retries: int | RetryPolicy = 5,
-        timeout: Span | None = "1h",
-        pool: Pool | None = None,
+        timeout: Duration | None = "1h",
+        pool: PoolName | None = None,
+        expires: Duration | None = None,
     ) -> Any:
-        """Register a function as a task; it stays callable as before.
+        """Register a function as a task; it can still be called directly.
 
         An `async def` runs on the worker's event loop, a plain `def` in a thread, or with
-        `pool="process"` in a child process. `timeout=None` lets a run take as long as it likes.
+        `pool="process"` in a child process. A run that takes longer than `timeout`, an hour unless
+        you say otherwise, fails: it is cancelled, or killed with its process; a thread can't be,
+        and keeps running. `timeout=None` means no limit. A job that could not start within
+        `expires` after it was due is cancelled instead.
         """
 
         def decorate(function: Callable[..., Any]) -> Task[..., Any, Any]:
-            definition = define(
-                function,
-                name=name,
-                queue=queue,
-                priority=priority,
-                policy=retries
-                if isinstance(retries, RetryPolicy)
-                else RetryPolicy(retries=retries),
-                timeout_ms=None if timeout is None else checked_timeout(timeout),
-                pool=pool,
+            definition = self._define(
+                function, name, queue, priority, retries, timeout, expires, pool
             )
-            self.tasks.register(definition)
-            return Task(self, definition)
+            return Task(self._access, definition)
 
         return decorate if function is None else decorate(function)
 
+    @checked_options
+    def batch(
+        self,
+        function: None = None,
+        /,
+        *,
+        size: int = 100,
+        linger: Duration = "50ms",
+        name: str | None = None,
+        queue: str = "default",
+        priority: AnyPriority = "normal",
+        retries: int | RetryPolicy = 5,
+        timeout: Duration | None = "1h",
+        expires: Duration | None = None,
+        pool: PoolName | None = None,
+    ) -> BatchDecorator:
+        """Register a function of a list as a task whose jobs run together: `enqueue` takes one
+        item, and one call gets the items of up to `size` jobs that are due.
+
+        A due job waits for others, for at most `linger`. The function returns a list
+        with a result for each job, or None. Raise `Partial` to fail some of them; any other
+        exception fails all, and they are retried in smaller batches. Other options as for `task`.
+        """
+        if function is not None:
+            raise BadConfig("write @app.batch(), with parentheses, as in @app.batch(size=100)")
+        options = batch_options(size, linger)
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            definition = self._define(
+                function, name, queue, priority, retries, timeout, expires, pool, options
+            )
+            task: BatchTask[Any, Any, Any] = BatchTask(self._access, definition)
+            return task
+
+        return decorate
+
+    def _define(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        queue: str,
+        priority: AnyPriority,
+        retries: int | RetryPolicy,
+        timeout: Duration | None,
+        expires: Duration | None,
+        pool: PoolName | None,
+        batch: BatchOptions | None = None,
+    ) -> Definition:
+        policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries=retries)
+        definition = define(
+            function,
+            name=name,
+            queue=queue,
+            priority=priority,
+            policy=policy,
+            timeout_ms=None if timeout is None else checked_timeout(timeout),
+            expires_ms=None if expires is None else checked_expires(expires),
+            pool=pool,
+            around=self.around,
+            lifespans=self.lifespans,
+            batch=batch,
+        )
+        self.tasks.register(definition)
+        return definition
+
+    def import_tasks(self) -> None:
+        """Import the modules that have more of the app's tasks. A worker does it before it
+        starts."""
+        for module in self.imports:
+            importlib.import_module(module)
+
+    def on_enqueue(self, hook: H) -> H:
+        """Call this function with each new job of this app, where it is made: what it returns, a
+        dict of strings or None, is added to the job's meta.
+
+        Hooks are called in the order in which they were added, and a later one wins; the caller's
+        own `meta=` wins over all. What a hook raises, the caller of `enqueue` gets, and nothing is
+        stored. Not called for the jobs of schedules: workers make those.
+        """
+        self._access.on_enqueue.append(checked_hook(hook))
+        return hook
+
+    # --- Around tasks
+
+    def lifespan(self, function: L) -> L:
+        """Open something once per worker process, before its first job, and close it after the
+        last: decorates an async generator function that yields it once.
+
+        Tasks get it as `current_job().state`, or by a parameter whose annotation is its class. A
+        sync generator function is for the child processes of `pool="process"`, each of which opens
+        it before its first task; without an async one, workers use it too.
+        """
+        self.lifespans.declare(function)
+        self.tasks.check_order(self.lifespans)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Run this around each run, in the worker's process: `async def timed(job, call_next)`.
+
+        `await call_next()` runs the task and returns its result; what the middleware returns or
+        raises is how the run ends. The first that is declared is outermost.
+        """
+        try:
+            fits = inspect.iscoroutinefunction(function)
+            inspect.signature(function).bind(None, None)
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise BadConfig(
+                "a middleware must be an async function of two parameters, job and call_next, "
+                f"not {shown(function)}"
+            )
+        self.middlewares.append(function)
+        return function
+
     # --- Schedules
 
-    def cron(self, expression: str, *, name: str | None = None, **options: Any) -> Decorator:
+    @checked_options
+    def cron(
+        self,
+        expression: str,
+        *,
+        name: str | None = None,
+        tz: str | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        misfire: MisfireName = "one",
+        misfire_limit: int = 100,
+        overlap: OverlapName = "allow",
+        spread: Duration = 0,
+    ) -> Decorator:
         """Run a task at the times of a cron expression: `@app.cron("0 2 * * *", tz="Asia/Taipei")`.
 
-        Goes on a task, or on a function, which becomes one. The schedule is named as the task,
-        unless `name` is given. Options: tz, start, end, arguments, misfire ("skip", "one", "all"
-        with misfire_limit), overlap ("allow", "skip", "cancel"), spread. A parameter named `tick`
-        is given the tick's nominal time.
+        Decorates a task, or a function, which becomes one. The schedule has the task's name, unless
+        `name` is given. A parameter named `tick` receives the tick's nominal time.
+
+        It ticks from `start` until `end`, in the time zone `tz`, with these `arguments`. Ticks that
+        no node was up to fire: `misfire` "skip"s them, fires the latest "one", or "all", at most
+        `misfire_limit`. While the last tick's job has not ended, `overlap` says whether to "allow"
+        the next, "skip" it, or "cancel" the last. Jobs are due at random within `spread`.
         """
-        return self._scheduled(name, {"cron": expression, **options})
 
-    def every(self, interval: Span, *, name: str | None = None, **options: Any) -> Decorator:
+        def rule(task: Definition) -> Rule:
+            return make_rule(
+                task,
+                cron=expression,
+                tz=tz,
+                start=start,
+                end=end,
+                arguments=arguments,
+                misfire=misfire,
+                misfire_limit=misfire_limit,
+                overlap=overlap,
+                spread=spread,
+                from_code=True,
+                payload_limit=self.payload_limit,
+            )
+
+        return self._scheduled(name, rule)
+
+    @checked_options
+    def every(
+        self,
+        interval: Duration,
+        *,
+        name: str | None = None,
+        tz: str | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        misfire: MisfireName = "one",
+        misfire_limit: int = 100,
+        overlap: OverlapName = "allow",
+        spread: Duration = 0,
+    ) -> Decorator:
         """Run a task at a fixed interval: `@app.every("15m")`. Options as for `cron`."""
-        return self._scheduled(name, {"every": interval, **options})
 
-    def _scheduled(self, name: str | None, options: dict[str, Any]) -> Decorator:
+        def rule(task: Definition) -> Rule:
+            return make_rule(
+                task,
+                every=interval,
+                tz=tz,
+                start=start,
+                end=end,
+                arguments=arguments,
+                misfire=misfire,
+                misfire_limit=misfire_limit,
+                overlap=overlap,
+                spread=spread,
+                from_code=True,
+                payload_limit=self.payload_limit,
+            )
+
+        return self._scheduled(name, rule)
+
+    def _scheduled(self, name: str | None, rule_of: Callable[[Definition], Rule]) -> Decorator:
         def decorate(function: Callable[..., Any]) -> Any:
             task: Task[..., Any, Any]
             task = function if isinstance(function, Task) else self.task(function)
-            rule = make_rule(
-                task.definition, from_code=True, payload_limit=self.payload_limit, **options
-            )
+            rule = msgspec.structs.replace(rule_of(task.definition), app=self.name)
             known_as = checked_name("schedule", name or task.name)
             if known_as in self.declared:
                 raise BadConfig(f"two schedules are named {known_as!r}; give one of them name=…")
@@ -185,359 +431,161 @@ class App:
 
         return decorate
 
-    # --- Jobs
-
-    async def enqueue_many(
-        self, jobs: Iterable[Job], *, connection: Any = None
-    ) -> list[JobHandle[Any]]:
-        """Store many jobs, made with `task.job(…)`, in as few steps as the store can.
-
-        A list is checked before any of it is stored. A generator is taken by the portion: some of
-        its jobs are made while those before them are being stored.
-
-        With a `connection` of your own they are part of its transaction, as in `using`.
-        """
-        taken: list[Job] = []
-        portions = self._portions(jobs, taken)
-        if connection is None:
-            added = await (await self.client()).add_many(portions)
-        else:
-            added = []
-            for portion in portions:
-                added += await self._add_within(connection, portion)
-        return self._handles(taken, added, connection)
-
-    def _portions(self, jobs: Iterable[Job], taken: list[Job]) -> Iterator[Sequence[Job]]:
-        """Jobs that are fit to be stored, some at a time; those that were taken are kept."""
-        if not isinstance(jobs, Iterable):
-            raise BadArguments(NO_JOBS)
-        checked = self._checked(jobs)
-        if isinstance(jobs, Sequence):
-            checked = iter(list(checked))
-        lanes = self._store.lanes
-        for portion in portions(
-            checked, job_bytes, most=max(1, CHUNK // lanes), most_bytes=BATCH_BYTES // lanes
-        ):
-            taken += portion
-            yield portion
-
-    def _checked(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        known: set[str] = set()
-        for job in jobs:
-            if not isinstance(job, Job):
-                raise BadArguments(NO_JOBS)
-            if job.task not in known:
-                self.tasks.get(job.task)
-                known.add(job.task)
-            yield job
-
-    def _handles(
-        self, jobs: Sequence[Job], added: Sequence[bool], connection: Any
-    ) -> list[JobHandle[Any]]:
-        on_its_way = connection is not None and self.outbox is not None
-        return [
-            JobHandle(
-                self,
-                job.id,
-                added=new,
-                returns=self.tasks.get(job.task).returns,
-                on_its_way=on_its_way,
-            )
-            for job, new in zip(jobs, added, strict=True)
-        ]
-
-    # --- Inside a transaction of the user's
-
-    async def _add_within(self, connection: Any, jobs: Sequence[Job]) -> list[bool]:
-        statement = self._statement(connection, jobs)
-        return self._added(jobs, await transaction.run(connection, statement))
-
-    def _add_within_sync(self, connection: Any, jobs: Sequence[Job]) -> list[bool]:
-        statement = self._statement(connection, jobs)
-        return self._added(jobs, transaction.run_sync(connection, statement))
-
-    def _statement(self, connection: Any, jobs: Sequence[Job]) -> transaction.Statement:
-        driver = transaction.driver_of(connection)
-        if self.outbox is not None:
-            return self.outbox.adding(jobs, driver=driver)
-        if not isinstance(self._store, transaction.Transactional):
-            raise BadConfig(
-                "connection= needs a postgresql:// or sqlite:// store; with another one, give the "
-                "app an outbox in your database: App(…, outbox='postgresql://…')"
-            )
-        return self._store.adding(jobs, driver=driver)
-
-    def _added(self, jobs: Sequence[Job], ids: Sequence[str]) -> list[bool]:
-        """The outbox can't say whether an id is taken: that shows when the job is handed over."""
-        if self.outbox is not None:
-            return [True] * len(jobs)
-        left = set(ids)
-        answers = []
-        for job in jobs:
-            answers.append(job.id in left)
-            left.discard(job.id)
-        return answers
-
-    def job(self, id: str) -> JobHandle[Any]:
-        """A handle for a job whose id is known; nothing is looked up yet."""
-        return JobHandle(self, checked_id(id))
-
-    async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
-        """Jobs that match, page by page."""
-        asked = {"queue": query.queue, "task": query.task, "cursor": cursor}
-        for what, text in asked.items():
-            checked_text(what, text or "")
-        return await (await self.client()).find(query, cursor=cursor, limit=limit)
-
-    async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
-        """Cancel jobs, and say of each what that achieved."""
-        return await (await self.client()).cancel(_checked(ids))
-
-    async def rerun(self, ids: Sequence[str]) -> list[bool]:
-        """Put ended jobs back to run now; False where a job has not ended or is unknown."""
-        return await (await self.client()).rerun(_checked(ids))
-
-    async def delete(self, ids: Sequence[str]) -> list[bool]:
-        """Forget ended jobs; False where a job has not ended or is unknown."""
-        return await (await self.client()).delete(_checked(ids))
-
-    async def queues(self) -> list[QueueInfo]:
-        """Every queue with its counts."""
-        return await (await self.client()).queues()
-
-    async def pause(self, queue: str) -> None:
-        """Stop handing out a queue's jobs; running ones go on, and jobs can still be added."""
-        await (await self.client()).pause(checked_name("queue", queue), True)
-
-    async def resume(self, queue: str) -> None:
-        """Hand out a queue's jobs again."""
-        await (await self.client()).pause(checked_name("queue", queue), False)
-
-    async def workers(self) -> list[WorkerInfo]:
-        """The workers that were seen lately."""
-        return await (await self.client()).workers()
-
     # --- Work
 
+    @checked_options
     @asynccontextmanager
     async def worker(
         self,
         *,
         queues: Sequence[str] | None = None,
         concurrency: int = 100,
-        lease: Span = "15s",
-        grace: Span = "30s",
+        threads: int | None = None,
+        processes: int | None = None,
+        lease: Duration = "15s",
+        grace: Duration = "30s",
         guarded: bool = True,
     ) -> AsyncIterator[Worker]:
-        """Run jobs in this program for as long as the block lasts; then stop gracefully.
+        """Run jobs in this program for the duration of the block; then stop gracefully.
 
-        Serves the queues that the app's tasks go to, or those given. Should the worker fail, the
-        block is cancelled and the failure is raised.
+        Serves the queues of the app's tasks, or those given. Of `concurrency` jobs at a time, at
+        most `threads` run in threads (by default as many as in Python's own executor: the number
+        of cores plus 4, at most 32) and `processes` in child processes (by default one per core).
+        If the worker fails, the block is cancelled and the error is raised.
         """
-        if not isinstance(concurrency, int) or concurrency < 1:
-            raise BadConfig(f"concurrency={concurrency!r}: a worker runs at least 1 job at a time")
-        if isinstance(queues, str):
-            raise BadConfig(f"queues={queues!r}: give a list, [{queues!r}]")
-        lease_ms = span_ms(lease)
-        if lease_ms < 500:
-            raise BadConfig(f"lease={lease!r}: below 500ms a short pause would lose jobs")
-        options = WorkerOptions(
+        self.import_tasks()
+        pools = {"threads": threads, "processes": processes}
+        options = self._worker_options(queues, concurrency, pools, lease, grace)
+        async with self._access.using() as client:
+            await client.ready()
+            if self.url.lower().startswith("memory:"):
+                log.info("the store is memory://: its jobs are lost when this process ends")
+            lifespan = self._start_lifespan()
+            state = None if lifespan is None else await lifespan.value()
+            worker = self._new_worker(client, options, guarded, state)
+            try:
+                with _single_error():
+                    async with asyncio.TaskGroup() as group:
+                        running = group.create_task(worker.run())
+                        self._start_relay(group, client, lambda: not running.done())
+                        if lifespan is not None:
+                            watching = group.create_task(lifespan.until_it_fails())
+                            running.add_done_callback(lambda _: watching.cancel())
+                        try:
+                            yield worker
+                        finally:
+                            worker.stop()
+            finally:
+                if lifespan is not None and (error := await lifespan.close(worker.closing_s)):
+                    log.error("%s", error, exc_info=error.__cause__)
+
+    def _start_lifespan(self) -> OpenLifespan | None:
+        lifespan, in_children = self.lifespans.in_worker, self.lifespans.in_children
+        if in_children and "process" in self.tasks.pools and "<locals>" in in_children.name:
+            raise BadConfig(
+                f"child processes open the lifespan {in_children.name}, and must import it; define "
+                "it at the top level of its module, not inside a function"
+            )
+        return None if lifespan is None else OpenLifespan(lifespan)
+
+    def _worker_options(
+        self,
+        queues: Sequence[str] | None,
+        concurrency: int,
+        pools: Mapping[str, int | None],
+        lease: Duration,
+        grace: Duration,
+    ) -> WorkerOptions:
+        """The options, checked. Sizes of pools that are None are left at their defaults."""
+        sizes = {name: size for name, size in pools.items() if size is not None}
+        for name, count in {"concurrency": concurrency, **sizes}.items():
+            if not isinstance(count, int) or count < 1:
+                raise BadConfig(f"{name}={shown(count)}: must be at least 1")
+        if queues is not None:
+            _check_list("queues", queues)
+            if not queues:
+                raise BadConfig(
+                    f"queues={queues!r}: must name a queue; without it, a worker serves those of "
+                    "the app's tasks"
+                )
+        lease_ms = duration_ms(lease)
+        if lease_ms < SHORTEST_LEASE_MS:
+            raise BadConfig(
+                f"lease={lease!r}: must be at least {SHORTEST_LEASE_MS}ms, or a short pause would "
+                "lose leases"
+            )
+        return WorkerOptions(
             queues=[checked_name("queue", queue) for queue in queues or self.tasks.queues()],
             concurrency=concurrency,
+            **sizes,
             lease_ms=lease_ms,
-            grace_ms=span_ms(grace),
+            grace_ms=duration_ms(grace),
             retention_ms=self.retention_ms,
             dead_retention_ms=self.dead_retention_ms,
             result_limit=self.payload_limit,
         )
-        async with self._using() as client:
-            await client.ready()
-            worker = Worker(
-                client.store,
-                self.tasks,
-                client.clock,
-                self._clock,
-                options,
-                schedules=self.declared,
-                guarded=guarded,
-            )
-            try:
-                async with asyncio.TaskGroup() as group:
-                    running = group.create_task(worker.run())
-                    if self.outbox is not None:
-                        relay = self.outbox.relay(
-                            client.store, client.clock, lambda: not running.done()
-                        )
-                        group.create_task(relay)
-                    try:
-                        yield worker
-                    finally:
-                        worker.stop()
-            except BaseExceptionGroup as errors:
-                # What one side raised is raised as it is: a block need not know of the group around
-                # it.
-                if len(errors.exceptions) == 1:
-                    raise errors.exceptions[0] from errors.exceptions[0].__cause__
-                raise
 
-    # --- Life
+    def _new_worker(
+        self, client: Client, options: WorkerOptions, guarded: bool, state: Any
+    ) -> Worker:
+        return Worker(
+            client.store,
+            self.tasks,
+            client.clock,
+            self._clock,
+            options,
+            app=self.name,
+            schedules=self.declared,
+            guarded=guarded,
+            surroundings=Surroundings(
+                state=state,
+                middleware=chained(self.middlewares),
+                in_children=self.lifespans.in_children,
+            ),
+        )
+
+    def _start_relay(
+        self, group: asyncio.TaskGroup, client: Client, going: Callable[[], bool]
+    ) -> None:
+        """Move jobs from the outbox, if there is one, while `going`."""
+        if self.outbox is not None:
+            group.create_task(self.outbox.relay(client.store, client.clock, going))
+
+    # --- Open and close
 
     async def __aenter__(self) -> Self:
-        client = self._client()
-        client.users += 1
-        try:
-            await client.ready()
-        except BaseException:
-            await self._leave(client)
-            raise
+        await self._access.enter()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        client = self._clients.get(asyncio.get_running_loop())
-        if client is not None:
-            client.unwanted = True
-            await self._leave(client)
-
-    @asynccontextmanager
-    async def _using(self) -> AsyncIterator[Client]:
-        """The client of the running event loop; nobody closes it before the block ends."""
-        client = self._client()
-        client.users += 1
-        try:
-            yield client
-        finally:
-            await self._leave(client)
-
-    async def _leave(self, client: Client) -> None:
-        """The last user closes it, if anybody asked for that."""
-        client.users = max(client.users - 1, 0)
-        if client.users or not client.unwanted:
-            return
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if self._clients.get(loop) is client:
-                del self._clients[loop]
-        await client.close()
-
-    async def client(self) -> Client:
-        """The client of the running event loop, open: everything that can be asked of the store."""
-        client = self._client()
-        await client.ready()
-        return client
-
-    def _client(self) -> Client:
-        """The client of the running event loop; each loop has its own handle on the store."""
-        if self._pid != os.getpid():
-            self._start_anew()
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            client = self._clients.get(loop)
-            if client is None:
-                for other in [each for each in self._clients if each.is_closed()]:
-                    del self._clients[other]
-                client = self._clients[loop] = self._connect()
-        return client
-
-    def _run_sync(self, work: Coroutine[Any, Any, R]) -> R:
-        if self._pid != os.getpid():
-            self._start_anew()
-
-        async def undisturbed() -> R:
-            # Another thread may close the app meanwhile.
-            async with self._using():
-                return await work
-
-        return self._bridge.call(undisturbed())
-
-    def _start_anew(self) -> None:
-        """Connections, threads and locks don't survive a fork."""
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client]
-        self._clients = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
-        self._bridge = Bridge()
-        self._pid = os.getpid()
-
-    @contextmanager
-    def _elsewhere(
-        self, clock: Clock, connect: Callable[[], Client], bridge: Callable[[Bridge], Bridge]
-    ) -> Iterator[None]:
-        """For tests: by another clock and with other clients for a while, then as before."""
-        own = self._clock, self._connect, self._clients, self._bridge
-        self._clock, self._connect, self._bridge = clock, connect, bridge(self._bridge)
-        self._clients = weakref.WeakKeyDictionary()
-        try:
-            yield
-        finally:
-            self._clock, self._connect, self._clients, self._bridge = own
-
-    def _now_ms(self) -> int:
-        """The store's time as far as it is known here; without an open store, our own."""
-        try:
-            client = self._clients.get(asyncio.get_running_loop())
-        except RuntimeError:
-            client = None
-        return client.clock.next_ms() if client else -(-self._clock.now_ns() // MS_NS)
-
-    def _payload(
-        self, definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str:
-        return definition.arguments.encode(args, kwargs, limit=self.payload_limit)
-
-    def _not_absurd(self, due: int, at: datetime) -> int:
-        if due > self._now_ms() + FARTHEST_MS:
-            raise BadTime(f"at={at.isoformat()} is more than 10 years away")
-        return due
+        await self._access.leave()
 
 
-def _checked(ids: Sequence[str]) -> Sequence[str]:
-    for id in ids:
-        checked_text("id", id)
-    return ids
+@contextmanager
+def _single_error() -> Iterator[None]:
+    """Raise a single error as it is: the block should not have to know about the task group."""
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        if len(errors.exceptions) == 1:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        raise
 
 
-class SyncApp:
-    """The app for callers without an event loop; `app.sync`. Each call waits for its answer."""
+def _check_list(name: str, values: object) -> None:
+    if isinstance(values, str):
+        raise BadConfig(f"{name}={shown(values)}: must be a list; write [{shown(values)}]")
+    if not isinstance(values, Collection):
+        raise BadConfig(f"{name}={shown(values)}: must be a list of names")
 
-    def __init__(self, app: App) -> None:
-        self._app = app
 
-    def enqueue_many(self, jobs: Iterable[Job], *, connection: Any = None) -> list[JobHandle[Any]]:
-        # A generator is run here: it may hold what belongs to this thread.
-        taken: list[Job] = []
-        portions = list(self._app._portions(jobs, taken))
-        if connection is None:
-            return self._call(self._app.enqueue_many(taken))
-        added = [self._app._add_within_sync(connection, portion) for portion in portions]
-        return self._app._handles(taken, list(itertools.chain.from_iterable(added)), connection)
-
-    def info(self, job: JobHandle[Any]) -> JobInfo:
-        return self._call(job.info())
-
-    def result(self, job: JobHandle[R], timeout: Span | None = None) -> R:
-        return self._call(job.result(timeout))
-
-    def cancel(self, job: JobHandle[Any]) -> Cancelled:
-        return self._call(job.cancel())
-
-    def rerun(self, ids: Sequence[str]) -> list[bool]:
-        return self._call(self._app.rerun(ids))
-
-    def queues(self) -> list[QueueInfo]:
-        return self._call(self._app.queues())
-
-    def pause(self, queue: str) -> None:
-        self._call(self._app.pause(queue))
-
-    def resume(self, queue: str) -> None:
-        self._call(self._app.resume(queue))
-
-    def close(self) -> None:
-        """Close the store that the calls above opened, once those of other threads have ended. It
-        opens again when needed."""
-        self._call(self._unwanted())
-
-    async def _unwanted(self) -> None:
-        self._app._client().unwanted = True
-
-    def _call(self, work: Coroutine[Any, Any, R]) -> R:
-        return self._app._run_sync(work)
+def _module(frame: FrameType) -> str:
+    """The name of the module that creates an app: `shop`, whether it is imported or run."""
+    known = frame.f_globals
+    module = str(known.get("__name__", ""))
+    if module == "__main__":
+        # `python -m proj.shop` says its name; of `python shop.py`, the file does.
+        spec = known.get("__spec__")
+        module = spec.name if spec is not None else Path(known.get("__file__") or "").stem
+    module = module.removesuffix(".__main__")
+    return re.sub(r"[^A-Za-z0-9_.:-]", "_", module)[-NAME_LIMIT:] or "app"

@@ -1,6 +1,6 @@
-"""Natural batching: while one flush is under way, calls gather, and the next flush takes them all.
+"""Natural batching: calls gather while one flush is under way, and the next flush takes them all.
 
-An idle caller waits for nothing. Under load hundreds of calls become one transaction, one fsync,
+When idle, a call does not wait. Under load, hundreds of calls become one transaction, one fsync,
 one round trip, without any timer or size to tune. Items can be large, so every batch is bounded by
 bytes as well as by count.
 """
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
     Iterable,
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -45,8 +43,24 @@ def portions(
     most: int = BATCH,
     most_bytes: int = BATCH_BYTES,
 ) -> Iterator[list[Item]]:
-    """Cut into lists of at least one item, at most `most`, and at most `most_bytes` where one item
-    alone is not more than that. No more items are taken than the next list needs, and one."""
+    """Split into lists of at least one and at most `most` items, and at most `most_bytes` unless a
+    single item is larger. From an iterator, only the items for the next list, plus one, are
+    taken."""
+    if not isinstance(items, list):
+        yield from _cut(items, weigh, most, most_bytes)
+        return
+    for start in range(0, len(items), most):
+        some = items[start : start + most]
+        # Usually they are small.
+        if weigh is weightless or sum(map(weigh, some)) <= most_bytes:
+            yield some
+        else:
+            yield from _cut(some, weigh, most, most_bytes)
+
+
+def _cut(
+    items: Iterable[Item], weigh: Callable[[Item], int], most: int, most_bytes: int
+) -> Iterator[list[Item]]:
     portion: list[Item] = []
     total = 0
     for item in items:
@@ -63,22 +77,23 @@ def portions(
         yield portion
 
 
-# One item that was handed over, its bytes, and where its answer goes.
-_Call = tuple[Any, int, asyncio.Future[Any]]
+# Called with the answer for one item, or with the error.
+Answered = Callable[[Any, BaseException | None], None]
+# One submitted item, its bytes, and its callback.
+_Call = tuple[Any, int, Answered]
 _weight = itemgetter(1)
 
 
 class Batcher(Generic[Item, Answer]):
     """Turns calls for one item into calls for many.
 
-    `flush` gets at most `limit` items and answers for each, in order. StoreUnavailable reaches
-    every caller of that batch. Any other error may be about one item alone, so the batch is tried
-    again in halves until only the callers of bad items get it: `flush` must be safe to repeat.
+    `flush` gets at most `limit` items and returns an answer for each, in order. StoreUnavailable
+    reaches every caller of that batch. Any other error may be about a single item, so the batch is
+    retried in halves until only the callers of bad items get it: `flush` must be safe to repeat.
 
-    At most `room` calls gather: `send` waits beyond that. Where a whole batch has gathered, it need
-    not wait for the one before: up to `lanes` flushes go side by side. `weigh` gives the bytes of
-    an item. All flushes under way together carry about `limit_bytes`, and about `room_bytes`
-    gather.
+    At most `room` calls gather: beyond that, `send` waits. A full batch need not wait for the
+    previous one: up to `max_inflight` flushes run at once. `weigh` returns the bytes of an item.
+    All flushes under way have about `limit_bytes` in total, and about `room_bytes` gather.
     """
 
     def __init__(
@@ -90,43 +105,46 @@ class Batcher(Generic[Item, Answer]):
         limit_bytes: int = BATCH_BYTES,
         room: int = 20_000,
         room_bytes: int = 4 * BATCH_BYTES,
-        lanes: int = 1,
+        max_inflight: int = 1,
     ) -> None:
         self._flush = flush
         self._weigh = weigh
         self._limit = limit
-        self._limit_bytes = limit_bytes // lanes
+        self._limit_bytes = limit_bytes // max_inflight
         self._room = room
         self._room_bytes = room_bytes
-        self._lanes = lanes
+        self._max_inflight = max_inflight
         self._gathered: list[_Call] = []
         self._bytes = 0
         self._flushing: set[asyncio.Task[None]] = set()
         self._flushed = asyncio.Event()
 
     async def send(self, item: Item) -> Answer:
-        """Hand over one item and wait for its answer."""
+        """Submit one item and wait for its answer."""
         while len(self._gathered) >= self._room or self._bytes >= self._room_bytes:
             self._flushed.clear()
             await self._flushed.wait()
-        return await self.submit(item)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.submit(item, partial(_resolve, answer))
+        return await answer
 
-    def submit(self, item: Item) -> asyncio.Future[Answer]:
-        """Hand over one item without waiting, for callers that bound their number themselves."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer] = loop.create_future()
+    def submit(
+        self, item: Item, answered: Callable[[Answer | None, BaseException | None], None]
+    ) -> None:
+        """Submit one item without waiting, for callers that bound their number themselves.
+
+        `answered` is called once, with the answer or with an error."""
         weight = self._weigh(item)
-        self._gathered.append((item, weight, answer))
+        self._gathered.append((item, weight, answered))
         self._bytes += weight
-        whole = len(self._gathered) >= self._limit or self._bytes >= self._limit_bytes
-        if not self._flushing or (whole and len(self._flushing) < self._lanes):
-            flushing = loop.create_task(self._run())
+        full = len(self._gathered) >= self._limit or self._bytes >= self._limit_bytes
+        if not self._flushing or (full and len(self._flushing) < self._max_inflight):
+            flushing = asyncio.get_running_loop().create_task(self._run())
             self._flushing.add(flushing)
             flushing.add_done_callback(self._over)
-        return answer
 
     async def drained(self) -> None:
-        """Wait until everything that was handed over has its answer."""
+        """Wait until every submitted item has its answer."""
         while self._flushing:
             await asyncio.wait(self._flushing)
 
@@ -136,7 +154,7 @@ class Batcher(Generic[Item, Answer]):
                 await self._answer(self._take())
                 self._flushed.set()
         finally:
-            # Here and not when it is over: whatever is handed over from now on needs another one.
+            # Here and not at the end: whatever is submitted from now on needs another flush.
             task = asyncio.current_task()
             assert task is not None
             self._flushing.discard(task)
@@ -148,8 +166,8 @@ class Batcher(Generic[Item, Answer]):
 
     def _take(self) -> list[_Call]:
         if len(self._gathered) <= self._limit and self._bytes <= self._limit_bytes:
-            whole, self._gathered, self._bytes = self._gathered, [], 0
-            return whole
+            batch, self._gathered, self._bytes = self._gathered, [], 0
+            return batch
         batch = next(
             portions(self._gathered, _weight, most=self._limit, most_bytes=self._limit_bytes)
         )
@@ -164,11 +182,11 @@ class Batcher(Generic[Item, Answer]):
             part = parts.pop()
             try:
                 error = await self._try(part)
-            except asyncio.CancelledError:
-                _cancel(part)
+            except asyncio.CancelledError as cancelled:
                 if _cancelling():
-                    self._end_with_the_loop(parts)
+                    self._end_with_the_loop([*parts, part])
                     return
+                _fail(part, cancelled)
                 continue
             if error is None:
                 continue
@@ -180,66 +198,55 @@ class Batcher(Generic[Item, Answer]):
                 _fail(part, error)
 
     async def _try(self, part: list[_Call]) -> Exception | None:
-        """Flush and hand out the answers; gives the error where there are none."""
+        """Flush and deliver the answers; returns the error if there are none."""
         try:
             answers = await self._flush([item for item, _, _ in part])
             if len(answers) != len(part):
                 raise RuntimeError(f"{len(answers)} answers to {len(part)} items")
         except Exception as error:
             return error
-        for (_, _, waiting), answer in zip(part, answers, strict=True):
-            # A caller that gave up waiting has cancelled its future.
-            if not waiting.done():
-                waiting.set_result(answer)
+        for (_, _, answered), answer in zip(part, answers, strict=True):
+            try:
+                answered(answer, None)
+            except Exception as error:
+                _report(error)
         return None
 
     def _end_with_the_loop(self, parts: list[list[_Call]]) -> None:
-        """Where it is us that is cancelled, and not something inside the flush, nobody will flush
-        the rest of the batch, or what has gathered."""
-        for calls in (*parts, self._gathered):
-            _cancel(calls)
-        self._gathered.clear()
-        self._bytes = 0
+        """If we are cancelled, rather than something inside the flush, nothing will flush the rest
+        of the batch, or what has gathered."""
+        parts.append(self._gathered)
+        self._gathered, self._bytes = [], 0
+        for calls in parts:
+            _fail(calls, asyncio.CancelledError())
 
 
-def _fail(calls: Sequence[_Call], error: Exception) -> None:
-    for _, _, waiting in calls:
-        if not waiting.done():
-            waiting.set_exception(error)
-
-
-def _cancel(calls: Sequence[_Call]) -> None:
-    for _, _, waiting in calls:
+def _resolve(waiting: asyncio.Future[Answer], answer: Answer, error: BaseException | None) -> None:
+    if waiting.done():
+        return  # its caller gave up and cancelled it
+    if error is None:
+        waiting.set_result(answer)
+    elif isinstance(error, asyncio.CancelledError):
         waiting.cancel()
+    else:
+        waiting.set_exception(error)
+
+
+def _fail(calls: Sequence[_Call], error: BaseException) -> None:
+    for _, _, answered in calls:
+        try:
+            answered(None, error)
+        except Exception as mistake:
+            _report(mistake)
+
+
+def _report(error: Exception) -> None:
+    """A callback that fails must not keep others from their answers."""
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "a callback for a batched answer failed", "exception": error}
+    )
 
 
 def _cancelling() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-@asynccontextmanager
-async def few_at_a_time(
-    most: int,
-) -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], Awaitable[None]]]:
-    """Gives what starts work, and waits where so much is under way. At the end all of it is done;
-    where some of it failed, the rest is cancelled."""
-    running: set[asyncio.Task[None]] = set()
-
-    async def start(work: Coroutine[Any, Any, None]) -> None:
-        running.add(asyncio.create_task(work))
-        await asyncio.sleep(0)  # it begins before the next is made
-        if len(running) == most:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                running.remove(task)
-                task.result()
-
-    try:
-        yield start
-        for task in running:
-            await task
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)

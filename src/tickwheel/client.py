@@ -1,63 +1,89 @@
-"""The client: what programs and operators ask of a store, on one event loop."""
+"""The client: how programs and operators use a store, on one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from tickwheel.batch import Batcher, few_at_a_time
+from tickwheel.arguments import decode_result, plain_arguments
+from tickwheel.batch import Batcher
 from tickwheel.clock import Clock, StoreClock
-from tickwheel.errors import JobCancelled, JobFailed, JobUnknown, ResultError, ResultTimeout
-from tickwheel.job import Cancelled, Job, Priority, Run, State
-from tickwheel.span import moment
+from tickwheel.concurrency import bounded_tasks
+from tickwheel.duration import moment, moment_text
+from tickwheel.ends import Ends
+from tickwheel.errors import JobCancelled, JobFailed, JobUnknown, ResultError, ResultTimeout, shown
+from tickwheel.job import EXPIRED, CancelOutcome, Job, Priority, Progress, Run, State
+from tickwheel.registry import Definition
 from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, job_bytes
 
-# The store's clock is asked again when the last answer is this old.
+# The store's clock is read again when the last reading is this old.
 MEASURE_S = 60.0
-# A caller that waits for a result looks again after a third of the time it has waited so far, so
-# it learns of the end late by a third at most, and a long wait costs few looks.
-LOOK_FIRST_S, LOOK_LONGEST_S, LOOK_GROWTH = 0.002, 0.5, 1.33
-# How long a job may take from an outbox to the store before it is taken for unknown.
+# A caller that is to tell what it sees of its job looks again after a third of the time that it has
+# waited so far, so that a long wait costs few looks.
+POLL_FIRST_S, POLL_LONGEST_S, POLL_GROWTH = 0.002, 0.5, 1.33
+# How long a job may take from an outbox to the store before it counts as unknown.
 ARRIVE_S = 60.0
+# How long the last look may take, when the time of a caller is up.
+LAST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInfo:
-    """A job as it stood when it was asked for; times are aware, in UTC."""
+    """A snapshot of a job; times are aware, in UTC.
+
+    Arguments and result have the types of the task's annotations. If the app doesn't know the task,
+    or they no longer fit it, they are plain JSON values.
+    """
 
     id: str
     task: str
     queue: str
     priority: Priority
     state: State
-    # The arguments as JSON text.
+    # By parameter name, without those that were left to their defaults.
+    arguments: dict[str, Any]
+    # The same as JSON text, as stored.
     payload: str
     due: datetime
     created: datetime
-    # How often it was claimed, how many runs failed, how many leases ran out.
+    # How many times it was claimed, how many runs failed, how many leases ran out.
     attempts: int
     failures: int
     takeovers: int
     worker: str | None
     # Set while it runs: until when its worker holds it, and whether it was asked to stop.
     lease_until: datetime | None
-    asked: bool
+    cancel_requested: bool
     ended: datetime | None
     error: str | None
-    # What the task returned, as JSON text.
-    result: str | None
+    # Where the last run failed, if it did: its traceback, without our own frames, cut to 8 kB.
+    traceback: str | None
+    # What the task returned, and the same as JSON text; None if it is not done.
+    result: Any
+    result_json: str | None
     history: tuple[Run, ...]
+    # The strings that travel with it; empty if it has none.
+    meta: dict[str, str]
+    # From then on it is not started any more.
+    expires: datetime | None
+    # How far its last run said that it had come, if it did.
+    progress: Progress | None
 
     @classmethod
-    def of(cls, job: Job) -> JobInfo:
+    def of(cls, job: Job, definition: Definition | None = None) -> JobInfo:
+        """`definition` is that of the job's task, if it is known."""
         return cls(
             id=job.id,
             task=job.task,
             queue=job.queue,
             priority=Priority(job.priority),
             state=job.state,
+            arguments=definition.arguments.by_name(job.payload)
+            if definition
+            else plain_arguments(job.payload),
             payload=job.payload,
             due=moment(job.due_ms),
             created=moment(job.created_ms),
@@ -66,24 +92,41 @@ class JobInfo:
             takeovers=job.takeovers,
             worker=job.worker,
             lease_until=None if job.lease_until_ms is None else moment(job.lease_until_ms),
-            asked=job.asked,
+            cancel_requested=job.cancel_requested,
             ended=None if job.ended_ms is None else moment(job.ended_ms),
             error=job.error,
-            result=job.result,
+            traceback=job.traceback,
+            result=decode_result(job.result, definition.returns if definition else Any),
+            result_json=job.result,
             history=job.history,
+            meta=dict(job.meta or {}),
+            expires=None if job.expires_ms is None else moment(job.expires_ms),
+            progress=job.progress,
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """Some of the jobs that match, and where to continue; no cursor means that there are no
+    more."""
+
+    jobs: list[JobInfo]
+    cursor: str | None
+
+
 class Client:
-    """Opens its store on first use. Belongs to the event loop that it was made on."""
+    """Opens its store on first use. Belongs to the event loop that it was created on."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.clock = StoreClock(clock, own=store.own_clock)
-        self._adding: Batcher[Job, bool] = Batcher(store.add, weigh=job_bytes, lanes=store.lanes)
+        self._adding: Batcher[Job, bool] = Batcher(
+            store.add, weigh=job_bytes, max_inflight=store.max_inflight
+        )
+        self._ends = Ends(store, self.clock)
         self._opening = asyncio.Lock()
         self._open = False
-        # Who must not find it closed, and whether somebody wants it closed after them.
+        # How many users need it open, and whether to close it after the last one.
         self.users = 0
         self.unwanted = False
 
@@ -99,26 +142,27 @@ class Client:
             await self._adding.drained()
         finally:
             self._open = False
+            self._ends.close()
             await self.store.close()
 
     async def ready(self) -> None:
-        """Open if need be, with a fresh idea of the store's clock."""
+        """Open it if necessary, and measure the store's clock if the last reading is old."""
         if not self._open:
             await self.open()
         elif self.clock.stale(MEASURE_S):
             await self.clock.measure(self.store.time_ns)
 
     async def add(self, job: Job) -> bool:
-        """Add one job, together with whatever else is being added; False where its id is taken.
+        """Add one job, batched with others that are being added; False if its id is taken.
 
-        An error of another job in the same batch is not raised here.
+        An error in another job of the same batch is not raised here.
         """
         return await self._adding.send(job)
 
     async def add_many(self, portions: Iterable[Sequence[Job]]) -> list[bool]:
-        """Add jobs by the portion, as many of them at the same time as the store likes.
+        """Add jobs in portions, as many at the same time as the store can use.
 
-        Raises the first error of any portion. Jobs of other portions may be stored by then; to add
+        Raises the first error of any portion. Jobs of other portions may be stored by then; adding
         all of them again adds those that are missing.
         """
         answers: dict[int, list[bool]] = {}
@@ -126,50 +170,89 @@ class Client:
         async def add(number: int, jobs: Sequence[Job]) -> None:
             answers[number] = await self.store.add(jobs)
 
-        async with few_at_a_time(self.store.lanes) as start:
+        async with bounded_tasks(self.store.max_inflight) as start:
             for number, jobs in enumerate(portions):
                 await start(add(number, jobs))
         return [added for number in sorted(answers) for added in answers[number]]
 
     async def get(self, id: str) -> Job:
         [job] = await self.store.get([id])
-        if job is None:
-            raise JobUnknown(f"no job has the id {id!r}: it was never added, or it was pruned")
-        return job
+        return _known(id, job)
 
-    async def ended(self, id: str, timeout_s: float | None, *, on_its_way: bool = False) -> Job:
-        """The job, once it is done; an error that says how else it ended, or that it has not.
+    async def ended(
+        self,
+        id: str,
+        timeout_s: float | None,
+        *,
+        in_outbox: bool = False,
+        seen: Callable[[Job], None] | None = None,
+    ) -> Job:
+        """Wait until the job is done and return it; raises if it ends otherwise, or not in time.
 
-        One that is on its way here from an outbox may be unknown for a while.
+        A job that is still in an outbox (`in_outbox`) may be unknown for a while. `seen` is called
+        with the job each time it is found not to have ended.
         """
-        if on_its_way:
-            await self._arrived(id, timeout_s)
         loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
-        pause_s = LOOK_FIRST_S
-        while not (job := await self.get(id)).state.ended:
-            left = float("inf") if deadline is None else deadline - loop.time()
-            if left <= 0:
-                raise ResultTimeout(f"job {id} is still {job.state} after {timeout_s:g} s")
-            await asyncio.sleep(min(pause_s, left))
-            pause_s = min(pause_s * LOOK_GROWTH, LOOK_LONGEST_S)
+        deadline = float("inf") if timeout_s is None else loop.time() + timeout_s
+        try:
+            # The last look, when the time is up, gets a moment of its own.
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + LAST_LOOK_S):
+                if in_outbox and not await self._arrived(id, deadline):
+                    raise ResultTimeout(f"job {id} has not left its outbox after {timeout_s:g} s")
+                job = _known(id, await self._ends.look(id))
+                if not job.state.ended:
+                    job = await self._end_of(job, deadline, timeout_s, seen)
+        except ResultTimeout:
+            raise
+        except TimeoutError:
+            raise ResultTimeout(
+                f"job {id}: the store did not say within {timeout_s:g} s whether it has ended"
+            ) from None
         if job.state is State.DEAD:
             raise JobFailed(f"job {id} is dead: {job.error}")
         if job.state is State.CANCELLED:
+            if job.error == EXPIRED:
+                words = f"expired: could not start by {moment_text(job.expires_ms)}"
+                raise JobCancelled(f"job {id} {words}")
             raise JobCancelled(f"job {id} was cancelled")
         if job.error is not None:
             raise ResultError(f"job {id} is done, but {job.error}")
         return job
 
-    async def _arrived(self, id: str, timeout_s: float | None) -> None:
+    async def _end_of(
+        self,
+        job: Job,
+        deadline: float,
+        timeout_s: float | None,
+        seen: Callable[[Job], None] | None,
+    ) -> Job:
+        """The job as it ends."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (ARRIVE_S if timeout_s is None else min(timeout_s, ARRIVE_S))
-        while loop.time() < deadline:
-            if await self.store.get([id]) != [None]:
-                return
-            await asyncio.sleep(LOOK_FIRST_S)
+        pause_s = POLL_FIRST_S if seen is not None else float("inf")
+        with self._ends.awaited(job.id) as end:
+            while not job.state.ended:
+                if seen is not None:
+                    seen(job)
+                left = deadline - loop.time()
+                if left <= 0:
+                    raise ResultTimeout(f"job {job.id} is still {job.state} after {timeout_s:g} s")
+                wait_s = min(pause_s, left)
+                await asyncio.wait([end], timeout=None if wait_s == float("inf") else wait_s)
+                job = _known(job.id, end.result() if end.done() else await self._ends.look(job.id))
+                pause_s = min(pause_s * POLL_GROWTH, POLL_LONGEST_S) if seen else pause_s
+        return job
 
-    async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
+    async def _arrived(self, id: str, deadline: float) -> bool:
+        """Wait until a job has come from an outbox, or has been given up; False at the deadline."""
+        loop = asyncio.get_running_loop()
+        given_up = loop.time() + ARRIVE_S
+        while await self._ends.look(id) is None and loop.time() < given_up:
+            if loop.time() >= deadline:
+                return False
+            await asyncio.sleep(POLL_FIRST_S)
+        return True
+
+    async def cancel(self, ids: Sequence[str]) -> list[CancelOutcome]:
         return await self.store.cancel(ids, now_ms=self.clock.now_ms())
 
     async def rerun(self, ids: Sequence[str]) -> list[bool]:
@@ -184,8 +267,17 @@ class Client:
     async def queues(self) -> list[QueueInfo]:
         return await self.store.queues()
 
+    async def parked(self) -> list[Job]:
+        return await self.store.parked()
+
     async def pause(self, queue: str, paused: bool) -> None:
         await self.store.pause(queue, paused)
 
     async def workers(self) -> list[WorkerInfo]:
         return await self.store.workers(now_ms=self.clock.now_ms())
+
+
+def _known(id: str, job: Job | None) -> Job:
+    if job is None:
+        raise JobUnknown(f"no job has the id {shown(id)}: it was never added, or it was pruned")
+    return job

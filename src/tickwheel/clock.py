@@ -1,8 +1,8 @@
-"""Time comes from here and from nowhere else.
+"""The only module that reads the time.
 
-A node's clock may be wrong, and it may jump. What counts is the store's clock, so a node measures
-how far its own is off and from then on counts with the monotonic clock, which never jumps. Where
-the store's clock is the node's own, a jump is noticed before anything is decided by it.
+A node's clock may be wrong, and it may jump. The store's clock is what counts, so a node measures
+how far its own is off and from then on counts with the monotonic clock, which never jumps. If the
+store uses the node's own clock, a jump is noticed before anything is decided by it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,24 @@ S_NS = 1_000_000_000
 
 
 class Clock(Protocol):
-    """A node's own clock. Nanoseconds as integers, so that no sum of them is ever rounded."""
+    """A node's own clock. Nanoseconds as integers, so that sums are never rounded."""
 
     def now_ns(self) -> int:
         """Since the epoch, UTC. May jump."""
 
     def monotonic_ns(self) -> int:
-        """Only ever grows, from an unknown start."""
+        """Never goes back; starts at an unknown value."""
 
 
 class SystemClock:
     """The clock of this machine."""
 
-    def now_ns(self) -> int:
-        return time.time_ns()
-
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+    now_ns = staticmethod(time.time_ns)
+    monotonic_ns = staticmethod(time.monotonic_ns)
 
 
 class LoopClock:
-    """The time of the running event loop, so that a virtual loop carries everything with it."""
+    """The time of the running event loop, so that a virtual loop moves everything."""
 
     def __init__(self, start_ns: int = 1_800_000_000 * S_NS) -> None:
         self._start_ns = start_ns
@@ -56,20 +53,20 @@ class LoopClock:
 
 
 class StoreClock:
-    """The store's time, as this node can know it without asking: never ahead of it.
+    """The store's time as this node knows it without asking: never ahead of the real one.
 
     A reply that says *t* proves that the store's clock had reached *t* when the reply arrived.
-    Counting on from that moment gives a lower bound, late by at most the reply's travel time.
+    Counting from that moment gives a lower bound, late by at most the reply's travel time.
 
-    A store without a server has no other clock than the node's own, so there is nothing to measure:
-    with `own=True` every look is a look at that clock, and a step of it (somebody set it, or the
-    machine slept) is seen at the next look, before anything is decided by it.
+    A store without a server has no clock but the node's own, so there is nothing to measure: with
+    `own=True` every reading is of that clock, and a step of it (it was set, or the machine slept)
+    is noticed at the next reading, before anything is decided by it.
     """
 
     def __init__(self, clock: Clock, *, own: bool = False) -> None:
         self._clock = clock
         self._own = own
-        # Until the first measurement the node's own clock has to do.
+        # Until the first measurement, use the node's own clock.
         self._base_ns = self._wall_ns = clock.now_ns() - clock.monotonic_ns()
         self._measured_ns = clock.monotonic_ns()
         # Called with how far the clock was set, in milliseconds, on the thread of this object.
@@ -81,7 +78,7 @@ class StoreClock:
         if not self._own:
             return monotonic_ns + self._base_ns
         now_ns = self._clock.now_ns()
-        # As `moved_ms` has it, without a call: this is asked several times a job.
+        # The same as `moved_ms`, inlined: this runs several times per job.
         if not -JUMP_NS <= now_ns - monotonic_ns - self._wall_ns <= JUMP_NS:
             wall_ns = now_ns - monotonic_ns
             self._stepped(moved_ms(wall_ns, self._wall_ns), wall_ns)
@@ -89,21 +86,21 @@ class StoreClock:
 
     def _stepped(self, step_ms: int, wall_ns: int) -> None:
         if threading.get_ident() != self._thread:
-            return  # the next look on our own thread sees it as well
+            return  # the next reading on our own thread sees it as well
         self._wall_ns = wall_ns
-        for heed in self.on_step:
-            heed(step_ms)
+        for react in self.on_step:
+            react(step_ms)
 
     def now_ms(self) -> int:
-        """The last whole millisecond: what is due by then is due."""
+        """The last whole millisecond: jobs due by then are due."""
         return self.now_ns() // MS_NS
 
     def next_ms(self) -> int:
-        """The next whole millisecond: what a delay counts from, so that it is never short."""
+        """The next whole millisecond: delays count from here, so that they are never short."""
         return -(-self.now_ns() // MS_NS)
 
     def monotonic_ns(self) -> int:
-        """For how long something takes, whatever the clock is set to meanwhile."""
+        """For measuring durations, even if the clock is set in the meantime."""
         return self._clock.monotonic_ns()
 
     def monotonic_ms(self) -> int:
@@ -125,7 +122,7 @@ class StoreClock:
         return jumped or monotonic_ns - self._measured_ns > after_s * S_NS
 
     async def measure(self, store_time_ns: Callable[[], Awaitable[int]]) -> None:
-        """Ask the store for its time, and count on from its answer."""
+        """Ask the store for its time, and count from its answer."""
         if self._own:
             return
         bases = []
@@ -143,24 +140,13 @@ def wall_ns(clock: Clock) -> int:
 
 
 def moved_ms(now_ns: int, seen_ns: int | None) -> int:
-    """How far a clock was set between two looks by `wall_ns`; less than a jump counts as nothing,
-    for a time service corrects a clock bit by bit."""
+    """How far a clock was set between two readings of `wall_ns`; less than a jump counts as
+    nothing, because a time service corrects a clock gradually."""
     if seen_ns is None or abs(now_ns - seen_ns) <= JUMP_NS:
         return 0
     return round((now_ns - seen_ns) / MS_NS)
 
 
 def sleep_blocking(seconds: float) -> None:
-    """Sleep in a thread that is no event loop's."""
+    """Sleep in a thread that runs no event loop."""
     time.sleep(seconds)
-
-
-async def first_of(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
-    """Wait for whichever comes first, and let go of the others."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

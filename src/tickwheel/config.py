@@ -1,43 +1,50 @@
-"""Settings: what each one is, and where it came from.
+"""Settings: their values, and where each comes from.
 
-A flag beats the environment (`TICKWHEEL_LEASE`), which beats `tickwheel.toml`, which beats
-`[tool.tickwheel]` in `pyproject.toml`, both in the current folder, setting by setting. What the
-code says, as in `App("sqlite:///jobs.db")`, is a flag in this sense.
+A flag overrides the environment (`TICKWHEEL_LEASE`), which overrides `tickwheel.toml`, which
+overrides `[tool.tickwheel]` in `pyproject.toml`, both in the current folder, setting by setting. An
+argument in code, as in `App("sqlite:///jobs.db")`, counts as a flag.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tickwheel.errors import BadConfig, UsageError
-from tickwheel.span import span_ms
+from tickwheel.duration import duration_ms
+from tickwheel.errors import BadConfig, UsageError, did_you_mean, shown
+from tickwheel.pools import usual_processes, usual_threads
 
 PREFIX = "TICKWHEEL_"
 FILE = "tickwheel.toml"
 SECTION = "[tool.tickwheel]"
 DEFAULT = "default"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting with its default. Spans are kept as they were written: "15s"."""
+    """All settings with their defaults. Durations are kept as written: "15s"."""
 
-    store: str = "sqlite:///tickwheel.db"
-    outbox: str = ""
+    # Not in the repr: they may hold passwords.
+    store: str = field(default="sqlite:///jobs.db", repr=False)
+    outbox: str = field(default="", repr=False)
     app: str = ""
     queues: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     concurrency: int = 100
+    threads: int = field(default_factory=usual_threads)
+    # Child processes for tasks with pool="process"; `processes` are those of the worker itself.
+    task_processes: int = field(default_factory=usual_processes)
     lease: str = "15s"
     grace: str = "30s"
     processes: int = 1
     log_level: str = "info"
+    log_format: str = "text"
     retention: str = "7d"
     dead_retention: str = "90d"
 
@@ -53,7 +60,7 @@ class Config:
     sources: Mapping[str, str]
 
     def chosen(self, name: str) -> bool:
-        """Whether anybody chose this setting, rather than leave it to the default."""
+        """Whether this setting was set, rather than left at its default."""
         return self.sources[name] != DEFAULT
 
 
@@ -63,7 +70,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     folder: Path | None = None,
 ) -> Config:
-    """The settings in effect here; a flag of None was not given. Raises BadConfig."""
+    """The settings in effect; a flag of None was not given. Raises BadConfig."""
     values: dict[str, Any] = {}
     sources = dict.fromkeys(NAMES, DEFAULT)
     for source, name, value in _given(flags or {}, environ, folder or Path()):
@@ -72,32 +79,41 @@ def load(
     return Config(Settings(**values), sources)
 
 
+def setting(
+    name: str, *, environ: Mapping[str, str] = os.environ, folder: Path | None = None
+) -> Any:
+    """One setting; what is wrong with the others doesn't matter. Raises BadConfig."""
+    value, source = getattr(Settings(), name), DEFAULT
+    for each, key, found in _given({}, environ, folder or Path(), only=name):
+        if key == name:
+            value, source = found, each
+    return value if source == DEFAULT else _checked(source, name, value)
+
+
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables that look like settings and are none: a slip of the pen, most likely."""
+    """Variables that look like settings but are not: most likely typos."""
     known = {PREFIX + name.upper() for name in NAMES}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-
-
-def close_to(name: str, known: Iterable[str]) -> str:
-    """A guess at what was meant, as the end of a sentence."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 # --- From the weakest source to the strongest
 
 
 def _given(
-    flags: Mapping[str, object], environ: Mapping[str, str], folder: Path
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    folder: Path,
+    *,
+    only: str | None = None,
 ) -> Iterator[tuple[str, str, object]]:
     section = _read(folder / "pyproject.toml").get("tool", {}).get("tickwheel", {})
-    yield from _of_file("pyproject.toml", section)
-    yield from _of_file(FILE, _read(folder / FILE))
+    yield from _of_file("pyproject.toml", section, only)
+    yield from _of_file(FILE, _read(folder / FILE), only)
     for name in NAMES:
         if environ.get(PREFIX + name.upper()):
             yield PREFIX + name.upper(), name, environ[PREFIX + name.upper()]
     for name, value in flags.items():
-        if value is not None:
+        if value is not None and value != ():
             yield "--" + name.replace("_", "-"), name, value
 
 
@@ -110,17 +126,17 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadConfig(f"{path.name} can't be read: {error}") from error
 
 
-def _of_file(file: str, table: object) -> Iterator[tuple[str, str, object]]:
+def _of_file(file: str, table: object, only: str | None) -> Iterator[tuple[str, str, object]]:
     if not isinstance(table, dict):
-        raise BadConfig(f"{file}: tickwheel is to be a table of settings")
+        raise BadConfig(f"{file}: tickwheel must be a table of settings")
     for key, value in table.items():
         name = key.replace("-", "_")
-        if name not in NAMES:
-            raise BadConfig(f"{file} has no setting {key!r}{close_to(name, NAMES)}")
+        if name not in NAMES and only is None:
+            raise BadConfig(f"{file} has no setting {key!r}{did_you_mean(name, NAMES)}")
         yield file, name, value
 
 
-# --- What a value may be
+# --- Checking values
 
 
 def _checked(source: str, name: str, value: object) -> Any:
@@ -138,13 +154,14 @@ def _checked(source: str, name: str, value: object) -> Any:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise BadConfig(f"{value!r} is to be a text")
+        # Not shown: a URL may hold a password.
+        raise BadConfig(f"must be a non-empty string; this is of type {type(value).__name__}")
     return value
 
 
-def _span(value: object) -> str:
+def _duration(value: object) -> str:
     text = value if isinstance(value, str) else f"{value}s"
-    span_ms(text)
+    duration_ms(text)
     return text
 
 
@@ -154,31 +171,40 @@ def _count(value: object) -> int:
     except ValueError:
         count = 0
     if count < 1:
-        raise BadConfig(f"{value!r} is to be a whole number from 1")
+        raise BadConfig(f"must be a whole number of at least 1, not {shown(value)}")
     return count
 
 
 def _names(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
-        raise BadConfig(f"{value!r} is to be a list of names, or names with commas")
+        raise BadConfig(
+            f"must be a list of names, or names separated by commas, not {shown(value)}"
+        )
     return tuple(each.strip() for each in names)
 
 
-def _log_level(value: object) -> str:
-    level = _text(value).lower()
-    if level not in LOG_LEVELS:
-        raise BadConfig(f"{value!r} is to be one of {', '.join(LOG_LEVELS)}")
-    return level
+def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    def checked(value: object) -> str:
+        choice = _text(value).lower()
+        if choice not in choices:
+            raise BadConfig(f"must be one of {', '.join(choices)}, not {shown(value)}")
+        return choice
+
+    return checked
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "queues": _names,
+    "imports": _names,
     "concurrency": _count,
+    "threads": _count,
+    "task_processes": _count,
     "processes": _count,
-    "lease": _span,
-    "grace": _span,
-    "retention": _span,
-    "dead_retention": _span,
-    "log_level": _log_level,
+    "lease": _duration,
+    "grace": _duration,
+    "retention": _duration,
+    "dead_retention": _duration,
+    "log_level": _one_of(LOG_LEVELS),
+    "log_format": _one_of(LOG_FORMATS),
 }

@@ -1,10 +1,10 @@
 """When a schedule ticks: a cron expression in a time zone, or an interval.
 
-cronsim reads expressions and walks the calendar, here always on a clock that is never changed. What
-a change of the zone's clock does to ticks is decided in this module; docs/cron.md has the rules.
+cronsim parses expressions and walks the calendar, here always without time zones. This module
+decides what a clock change in the zone does to ticks; docs/cron.md has the rules.
 
-Times are naive datetimes of two kinds. A *wall* time is what a clock on the wall of the zone shows:
-a change skips some and repeats others. A *moment* is in UTC.
+Times are naive datetimes of two kinds. A *wall* time is what a clock on a wall in the zone shows: a
+change skips some and repeats others. A *moment* is in UTC.
 
     Europe/Paris, 29 Mar 2026      at 01:00 UTC the wall goes from 02:00 to 03:00: 02:30 is skipped
     Europe/Paris, 25 Oct 2026      at 01:00 UTC it goes from 03:00 to 02:00: 02:30 comes twice
@@ -22,12 +22,13 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
+from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import BadSchedule, BadTime
-from tickwheel.span import Span, span_ms
 
-# Longer is no schedule, and a parser should not be given everything.
+# Nothing longer is a schedule, and a parser's input should be bounded.
 LENGTH_MAX = 256
-# How far a tick is looked for. 29 Feb on a given weekday can be 40 years away, nothing is farther.
+# How far ahead to search for a tick. 29 Feb on a given weekday can be 40 years away, nothing is
+# farther.
 YEARS_MAX = 50
 
 ALIASES = {
@@ -40,7 +41,7 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 
-# What each field is called, where cronsim keeps it, and which values it takes.
+# The name of each field, where cronsim keeps it, and which values it takes.
 _FIELDS = (
     ("second", "seconds", "0-59"),
     ("minute", "minutes", "0-59"),
@@ -62,18 +63,18 @@ _UNITS_MS = (
 )
 _ZONE_PREFIX = "CRON_TZ="
 _ZONE_DEFAULT = "UTC"
-# Files beside the zones that are none: the machine's own choice, so that two nodes would disagree,
-# and zones that count leap seconds, in which no minute starts when a minute of UTC does.
+# Files among the zones that can't be used: the machine's own choice, on which two nodes could
+# disagree, and zones that count leap seconds, whose minutes don't start with those of UTC.
 _NO_ZONES = ("localtime", "posixrules", "right/")
 
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
-# The calendar of datetime ends with the year 9999, and a search must not run into its end.
+# datetime's calendar ends with the year 9999, and a search must not run into its end.
 _LAST_S = (_EPOCH.replace(year=9999 - 2 * YEARS_MAX) - _EPOCH) // timedelta(seconds=1)
 _SECOND = timedelta(seconds=1)
 _MS = timedelta(milliseconds=1)
 
 
-class _Change(NamedTuple):
+class _Transition(NamedTuple):
     """A change of the zone's clock: the wall times from `start` until `end` are skipped by it if
     the clock went forward, and come twice if it went back."""
 
@@ -84,7 +85,7 @@ class _Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression in a time zone. Equal where text and zone are; may be shared by threads."""
+    """A cron expression in a time zone. Equal if text and zone are; may be shared by threads."""
 
     # The expression as it was written, with single spaces and without CRON_TZ=, so that
     # Cron.parse(cron.text, cron.tz) == cron.
@@ -93,18 +94,18 @@ class Cron:
     # Only ever copied: walking moves it.
     _walker: CronSim = field(repr=False, compare=False)
     _zone: ZoneInfo = field(repr=False, compare=False)
-    # Whether it names its hours and minutes one by one: the kind that a clock change must neither
-    # lose nor repeat.
+    # Whether it names its hours and minutes one by one: a clock change must neither skip nor repeat
+    # these.
     _fixed: bool = field(repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str, tz: str | None = None) -> Cron:
-        """Read five fields, six with seconds first, or an alias; `CRON_TZ=zone` may lead. Where
+        """Parse five fields, six with seconds first, or an alias; `CRON_TZ=zone` may come first. If
         neither names a zone, it is UTC.
 
         Raises BadSchedule, which says what is wrong and what is allowed."""
         words, name = _split_zone(text, tz)
-        zone = _zone(name)
+        zone = zone_of(name)
         expression = " ".join(words)
         fields = _six_fields(expression)
         _check_fields(expression, fields)
@@ -115,13 +116,13 @@ class Cron:
     def next_ms(self, after_ms: int) -> int | None:
         """The first tick strictly after this moment, in milliseconds since the epoch.
 
-        Depends on nothing but the expression, the zone's rules and `after_ms`. There is no tick
-        before the epoch. None where no tick comes within 50 years: on 30 Feb, for example."""
+        Depends only on the expression, the zone's rules and `after_ms`. There is no tick before the
+        epoch. None if there is no tick within 50 years: on 30 Feb, for example."""
         after_s = max(after_ms // 1000, -1)
         if after_s > _LAST_S:
             return None
         local = datetime.fromtimestamp(after_s, self._zone)
-        tick = self._next_fixed(local) if self._fixed else self._next_wild(local)
+        tick = self._next_fixed(local) if self._fixed else self._next_wildcard(local)
         return None if tick is None else (tick - _EPOCH) // _MS
 
     def explain(self) -> str:
@@ -129,30 +130,30 @@ class Cron:
         return f"{self._walker.explain()} ({self.tz})"
 
     def _next_fixed(self, local: datetime) -> datetime | None:
-        """The next tick where each wall time ticks once: skipped ones when the gap ends, repeated
-        ones the first time."""
+        """The next tick if each wall time ticks once: skipped ones when the gap ends, repeated ones
+        the first time."""
         wall = local.replace(tzinfo=None, fold=0)
         if local.fold:
-            # The wall shows this hour again: all of it has ticked.
-            wall = self._change(wall).end - _SECOND
+            # This hour is the repeated one: all of it has ticked.
+            wall = self._transition(wall).end - _SECOND
         found = self._match(wall)
         if found is None:
             return None
         before, after = self._offsets(found)
-        return self._change(found).moment if before < after else found - before
+        return self._transition(found).moment if before < after else found - before
 
-    def _next_wild(self, local: datetime) -> datetime | None:
-        """The next tick where all that counts is what the wall shows: skipped times don't tick,
-        repeated ones do so twice."""
+    def _next_wildcard(self, local: datetime) -> datetime | None:
+        """The next tick if only the wall time counts: skipped times don't tick, repeated ones tick
+        twice."""
         wall = local.replace(tzinfo=None, fold=0)
         before, after = self._offsets(wall)
         moment = wall - (after if local.fold else before)
         if before > after and not local.fold:
-            change = self._change(wall)
+            change = self._transition(wall)
             found = self._match(wall)
             if found is not None and found < change.end:
                 return found - before
-            # Nothing is left until the clock goes back: look again from where it goes back to.
+            # Nothing is left until the clock goes back: search again from where it goes back to.
             wall, moment = change.start - _SECOND, change.moment - _SECOND
         # cronsim bounds one search, but each skipped time starts another.
         while (found := self._match(wall)) and found.year <= local.year + YEARS_MAX:
@@ -160,7 +161,7 @@ class Cron:
             if before >= after:
                 first = found - before
                 return first if first > moment else found - after
-            wall = self._change(found).end - _SECOND
+            wall = self._transition(found).end - _SECOND
         return None
 
     def _match(self, wall: datetime) -> datetime | None:
@@ -170,16 +171,16 @@ class Cron:
         return next(walker, None)
 
     def _offsets(self, wall: datetime) -> tuple[timedelta, timedelta]:
-        """The offsets to UTC that a wall time may have. They are the same except near a change,
-        where they are that before and that after it: rising where the time is skipped, falling
-        where it comes twice."""
+        """The offsets to UTC that a wall time may have. They are equal except near a change, where
+        they are the offsets before and after it: rising if the time is skipped, falling if it comes
+        twice."""
         zone = self._zone
         before = wall.replace(tzinfo=zone).utcoffset()
         after = wall.replace(tzinfo=zone, fold=1).utcoffset()
         assert before is not None and after is not None
         return before, after
 
-    def _change(self, wall: datetime) -> _Change:
+    def _transition(self, wall: datetime) -> _Transition:
         """The clock change that skips or repeats this wall time."""
         before, after = self._offsets(wall)
         # Read with one offset the wall time is a moment before the change, and with the other one
@@ -191,7 +192,7 @@ class Cron:
             key=lambda second: self._offset_at(early + second * _SECOND) == after,
         )
         moment = early + seconds * _SECOND
-        return _Change(moment, moment + min(before, after), moment + max(before, after))
+        return _Transition(moment, moment + min(before, after), moment + max(before, after))
 
     def _offset_at(self, moment: datetime) -> timedelta | None:
         return moment.replace(tzinfo=UTC).astimezone(self._zone).utcoffset()
@@ -206,18 +207,18 @@ class Every:
 
     def __post_init__(self) -> None:
         if self.interval_ms < 1:
-            raise BadSchedule("an interval of 0 never ends; write for example '30s', '15m', '1h'")
+            raise BadSchedule("an interval can't be 0; write for example '30s', '15m', '1h'")
 
     @classmethod
-    def parse(cls, interval: Span, anchor_ms: int = 0) -> Every:
+    def parse(cls, interval: Duration, anchor_ms: int = 0) -> Every:
         """Read '15m', seconds or a timedelta, rounded up to milliseconds.
 
         With the anchor at the epoch, the default, '15m' ticks on the quarters of each hour of UTC
         on every node. Raises BadSchedule."""
         try:
-            return cls(span_ms(interval), anchor_ms)
+            return cls(duration_ms(interval), anchor_ms)
         except BadTime as error:
-            raise BadSchedule(f"can't be used as an interval: {error}") from None
+            raise BadSchedule(f"not an interval: {error}") from None
 
     def next_ms(self, after_ms: int) -> int:
         """The first tick strictly after this moment, in milliseconds since the epoch."""
@@ -236,28 +237,29 @@ class Every:
         return f"Every {' '.join(words)}"
 
 
-# --- Reading expressions and zones
+# --- Parsing expressions and zones
 
 
 def _split_zone(text: str, tz: str | None) -> tuple[list[str], str]:
-    """The words of the expression, and its zone from whichever place names one."""
+    """The words of the expression, and its zone, from whichever of the two names one."""
     for given in (text,) if tz is None else (text, tz):
         if not isinstance(given, str):
-            raise BadSchedule(f"{given!r} is not text; write for example '0 2 * * *', tz='UTC'")
+            raise BadSchedule(f"{given!r} is not a string; write for example '0 2 * * *', tz='UTC'")
         if len(given) > LENGTH_MAX:
             raise BadSchedule(
-                f"{given[:40]!r}… has {len(given)} characters; a schedule has {LENGTH_MAX} at most"
+                f"{given[:40]!r}… has {len(given)} characters; the limit is {LENGTH_MAX}"
             )
     words = text.split()
     if not words or not words[0].startswith(_ZONE_PREFIX):
         return words, _ZONE_DEFAULT if tz is None else tz
     prefixed = words[0].removeprefix(_ZONE_PREFIX)
     if tz not in (None, prefixed):
-        raise BadSchedule(f"{text!r} names a zone, and tz={tz!r} another; leave one of them out")
+        raise BadSchedule(f"{text!r} names one zone and tz={tz!r} another; leave one of them out")
     return words[1:], prefixed
 
 
-def _zone(tz: str) -> ZoneInfo:
+def zone_of(tz: str) -> ZoneInfo:
+    """The zone of this name. Raises BadSchedule."""
     try:
         if tz.startswith(_NO_ZONES):
             raise ValueError(tz)
@@ -273,19 +275,24 @@ def _zone(tz: str) -> ZoneInfo:
 
 
 def _six_fields(expression: str) -> list[str]:
-    """The fields, seconds first, in capitals and with aliases spelled out."""
+    """The fields, seconds first, in upper case and with aliases expanded."""
     if expression.startswith("@"):
         spelled = ALIASES.get(expression.lower())
         if spelled is None:
-            raise BadSchedule(f"{expression!r} is not an alias; there are {', '.join(ALIASES)}")
+            raise BadSchedule(
+                f"{expression!r} is not an alias; the aliases are {', '.join(ALIASES)}"
+            )
         expression = spelled
     if not expression.isascii():
-        # Beyond ASCII, capitals can turn strange letters into plain ones.
-        raise BadSchedule(f"{expression!r} has letters or signs that no cron expression has")
+        # Outside ASCII, upper() can turn other letters into plain ones.
+        raise BadSchedule(
+            f"{expression!r} has characters that are not allowed in a cron expression"
+        )
     fields = expression.upper().split()
     if len(fields) not in (5, 6):
+        count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
         raise BadSchedule(
-            f"{expression!r} has {len(fields)} fields; write five, 'minute hour day-of-month "
+            f"{expression!r} has {count}; write five, 'minute hour day-of-month "
             "month day-of-week' as in '0 2 * * *', or six with seconds first"
         )
     return fields if len(fields) == 6 else ["0", *fields]
@@ -298,20 +305,20 @@ def _check_fields(expression: str, fields: list[str]) -> None:
                 name, _, values = _FIELDS[position]
                 hint = "; a range goes from low to high" if "-" in term else ""
                 raise BadSchedule(
-                    f"{expression!r}: {term!r} can't be the {name}; allowed are * and {values}, "
+                    f"{expression!r}: {term!r} is not a valid {name}; use * and {values}, "
                     f"in ranges (2-5), steps (*/2, 2-9/3) and lists (2,4,5){hint}"
                 )
 
 
 def _readable(position: int, term: str) -> bool:
-    """Whether cronsim reads this term of a field, and reads it as it is meant."""
+    """Whether cronsim can parse this term of a field, and parses it as meant."""
     base, step, _ = term.partition("/")
     if not term:
         return False
     try:
         _values(position, term)
-        # A step after a single value goes on to the field's end (5/15). After L it would be
-        # ignored, and after a range of one value (3-3/5) it would run over the end of that range.
+        # A step after a single value runs to the field's end (5/15). After L it would be ignored,
+        # and after a range of one value (3-3/5) it would run past the end of that range.
         if step and len(_values(position, base)) == 1:
             return base.isalnum() and not base.startswith("L")
         return True
@@ -327,8 +334,8 @@ def _values(position: int, term: str) -> set[object]:
 
 
 def _walker(fields: list[str]) -> CronSim:
-    """cronsim refuses a day that none of the months has. Here that is an expression like any other
-    that has no tick, so the months are put in when the rest has been read."""
+    """cronsim rejects a day that none of the months has. Here that is just an expression without
+    ticks, so the months are set after the rest has been parsed."""
     walker = CronSim(" ".join([*fields[:4], "*", fields[5]]), _EPOCH)
     walker.months = CronSim(f"0 0 1 {fields[4]} *", _EPOCH).months
     walker.parts = fields

@@ -1,42 +1,59 @@
-"""Every exception that Tickwheel raises, grouped by what the caller does next."""
+"""Every exception that Tickwheel raises, grouped by what to do about it."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
+
+# How many characters of a value a message shows.
+SHOWN = 80
 
 
 class TickwheelError(Exception):
-    """Base of every error below except the three that tasks raise themselves."""
+    """Base class of all errors below except those that tasks raise themselves."""
 
 
-# --- Mend the call: the input was wrong, and nothing was stored.
+# --- Fix the call: the input is wrong, and nothing was stored.
 
 
 class UsageError(TickwheelError, ValueError):
-    """The input can't be used; the message says what to write instead."""
+    """The input is invalid; the message says what to write instead."""
 
 
 class BadArguments(UsageError, TypeError):
-    """A task was given arguments that it doesn't take, or that JSON can't carry."""
+    """A task was given arguments that it doesn't take, or that can't be written as JSON."""
 
 
 class BadTime(UsageError):
-    """A delay or a due time that is naive, negative, absurdly far, or not a time."""
+    """A delay or due time is naive, negative, absurdly far away, or not a time."""
 
 
 class BadConfig(UsageError):
-    """A setting, a store URL or a module path that can't be used."""
+    """A setting, a store URL or a module path is invalid."""
 
 
 class BadSchedule(UsageError):
-    """A cron expression, an interval or a time zone that can't be used."""
+    """A cron expression, an interval or a time zone is invalid."""
 
 
 class UnknownTask(UsageError, LookupError):
     """No task of that name is registered here."""
 
 
-# --- Ask again, or tell the operator: the store's side.
+class UnknownSchedule(UsageError, LookupError):
+    """The store has no schedule of that name."""
+
+
+# --- Fix the app's own code, or what it depends on.
+
+
+class LifespanError(TickwheelError):
+    """The app's lifespan failed: when it was opened, while a worker was running, or at its end."""
+
+
+# --- Retry, or tell the operator: the store failed.
 
 
 class StoreError(TickwheelError):
@@ -44,27 +61,27 @@ class StoreError(TickwheelError):
 
 
 class StoreUnavailable(StoreError):
-    """The store gave no answer, so whether it acted is unknown. Every step may be repeated."""
+    """The store did not answer, so it is unknown whether it acted. Every step may be repeated."""
 
 
 class StoreRefused(StoreError):
-    """The store will never take this, however often it is asked: a value that is too large or of
-    the wrong kind, or a bug in a statement of ours. Nothing was stored."""
+    """The store will never accept this, so a retry is no use: a value is too large or of the wrong
+    kind, or a statement of ours has a bug. Nothing was stored."""
 
 
 class StoreIncompatible(StoreError):
-    """The store's schema or server version is not one that this release can work with."""
+    """This release can't work with the store's schema or server version."""
 
 
-# --- Read the outcome: answers to `job.result()`.
+# --- Read the outcome: raised by `job.result()`.
 
 
 class ResultError(TickwheelError):
-    """The job has no result to give."""
+    """The job has no result."""
 
 
 class JobUnknown(ResultError, LookupError):
-    """The store has no job of that id: it never had, or it was pruned."""
+    """The store has no job with that id: it was never added, or it was pruned."""
 
 
 class JobFailed(ResultError):
@@ -76,17 +93,17 @@ class JobCancelled(ResultError):
 
 
 class ResultTimeout(ResultError, TimeoutError):
-    """The job had not ended within the time that the caller gave it."""
+    """The job did not end within the caller's timeout."""
 
 
 # --- Raised by tasks to choose how their attempt is settled.
 
 
 class Retry(Exception):
-    """Run again after `delay`, or after that of the task's retry policy. Counts as a failure."""
+    """Run again after `delay`, or when the task's retry policy says. Counts as a failure."""
 
     def __init__(self, delay: str | float | timedelta | None = None, reason: str = "") -> None:
-        super().__init__(reason or "the task asked to be retried")
+        super().__init__(reason or "the task asked for a retry")
         self.delay = delay
 
     def __reduce__(self) -> tuple[type[Retry], tuple[object, ...]]:
@@ -94,10 +111,10 @@ class Retry(Exception):
 
 
 class Snooze(Exception):
-    """Run again after `delay`. Not a failure: it uses up no retry."""
+    """Run again after `delay`. Not a failure: it uses no retry."""
 
     def __init__(self, delay: str | float | timedelta) -> None:
-        super().__init__("the task asked to be run later")
+        super().__init__("the task asked to run later")
         self.delay = delay
 
     def __reduce__(self) -> tuple[type[Snooze], tuple[object, ...]]:
@@ -105,7 +122,55 @@ class Snooze(Exception):
 
 
 class GiveUp(Exception):
-    """Don't run again: the job is dead at once, with `reason`, whatever retries are left."""
+    """Don't run again: the job is dead at once, with `reason`, even if retries are left."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
+
+
+class Partial(Exception):
+    """Fail some jobs of a batch, each with its own error, by their index in the list that the
+    function was called with. The others are done, with their results if there are any.
+
+    `results` is as long as that list; the entries of failed jobs are ignored. An error may be a
+    Retry, a Snooze or a GiveUp.
+    """
+
+    def __init__(
+        self, errors: Mapping[int, BaseException], results: Sequence[Any] | None = None
+    ) -> None:
+        if not isinstance(errors, Mapping):
+            raise BadArguments(f"Partial({shown(errors)}): must be a dict, as in {{0: error}}")
+        for index, error in errors.items():
+            if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+                raise BadArguments(
+                    f"Partial({{{shown(index)}: …}}): must be the index of a job in its batch"
+                )
+            if not isinstance(error, BaseException):
+                raise BadArguments(
+                    f"Partial({{{index}: {shown(error)}}}): must be an exception, not "
+                    f"{type(error).__name__}"
+                )
+        if results is not None and not isinstance(results, (list, tuple)):
+            raise BadArguments(f"Partial(results={shown(results)}): must be a list")
+        super().__init__(f"{len(errors)} of the batch failed")
+        self.errors = dict(errors)
+        self.results = results
+
+    def __reduce__(self) -> tuple[type[Partial], tuple[object, ...]]:
+        return type(self), (self.errors, self.results)
+
+
+def shown(value: object) -> str:
+    """A value in a message: its repr, shortened, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # Python writes no int of more than 4,300 digits
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A suggestion for a mistyped name, as the end of a sentence."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -3,29 +3,30 @@
     add ──► WAITING ──claim──► RUNNING ──settle──► DONE, DEAD, or WAITING again
                └──── cancel ────┴────────────────► CANCELLED
 
-Stores make these steps durable and atomic; what a step means is written here and nowhere else.
+Stores make these steps durable and atomic; what a step means is defined only here.
 All times are whole milliseconds since the epoch, in UTC, by the store's clock.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import secrets
+from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
+from typing import Protocol
 
 import msgspec
 
-# How many runs a job remembers; older ones are forgotten, the counters are not.
+# How many runs a job's history keeps; older ones are dropped, but still counted.
 HISTORY_LIMIT = 20
-# A job that was lost this often in a row may be what kills its workers: it is put on trial.
+# A job lost this many times in a row may be killing its workers: it is put on trial.
 SUSPECT_AFTER = 2
-# What is said of a run whose worker was ended from within: by an interrupt, or with its event loop.
+# The error of a run whose worker was ended from within: by an interrupt, or with its event loop.
 ENDED_WITH_WORKER = "its worker was ended while it ran"
+# The error of a job that could not start in time.
+EXPIRED = "expired"
 
 
 class State(StrEnum):
-    """Where a job stands. Scheduled, ready, retrying and held are views of these, not states."""
+    """A job's state. Scheduled, ready, retrying and held are views of these, not states."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -42,7 +43,7 @@ ENDED = (State.DONE, State.DEAD, State.CANCELLED)
 
 
 class Priority(IntEnum):
-    """Among jobs that are due, higher goes first."""
+    """Among due jobs, higher priority goes first."""
 
     LOW = 0
     NORMAL = 1
@@ -57,17 +58,27 @@ class Outcome(StrEnum):
     RETRY = "retry"
     SNOOZE = "snooze"
     RELEASE = "release"
+    # Its worker doesn't know the task; put back for one that does.
+    PARK = "park"
     DEAD = "dead"
-    # Not settled by its worker, but found by the next claim: the lease had run out.
+    # It could not start in time, and was cancelled instead.
+    EXPIRE = "expire"
+    # Not settled by its worker; the next claim found that the lease had run out.
     LOST = "lost"
+    # One that only a newer release knows; the job can be read and run all the same.
+    OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome | None:
+        return cls.OTHER if isinstance(value, str) else None
 
 
-class Cancelled(StrEnum):
+class CancelOutcome(StrEnum):
     """What a cancel achieved."""
 
     CANCELLED = "cancelled"  # it will never run
-    ASKED = "asked"  # a worker has it and is told to stop it
-    TOO_LATE = "too late"  # it had ended
+    REQUESTED = "requested"  # a worker has it and is told to stop it
+    TOO_LATE = "too late"  # it had already ended
     UNKNOWN = "unknown"  # no such job
 
 
@@ -78,10 +89,22 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     worker: str
     outcome: Outcome
     due_ms: int
-    # None where the task never started, or where a lost worker had not told the store.
+    # None if the task never started, or if a lost worker had not told the store.
     started_ms: int | None = None
     ended_ms: int
     error: str | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """How far a running task says that it has come: from 0 to 1, and in words."""
+
+    part: float
+    words: str = ""
+
+    def __str__(self) -> str:
+        """'40%: loading'. Never all of it unless it is."""
+        percent = f"{int(self.part * 100)}%"
+        return f"{percent}: {self.words}" if self.words else percent
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -98,59 +121,88 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     # What the caller chose for this job; None leaves it to the task.
     retries: int | None = None
     timeout_ms: int | None = None
+    # From this moment on it is not started any more.
+    expires_ms: int | None = None
+    # The caller's own strings, by name, which travel with the job.
+    meta: dict[str, str] | None = None
 
     state: State = State.WAITING
+    # WAITING, but only for workers that know its task: one that doesn't has put it back.
+    parked: bool = False
     # Counts claims and never goes back, so no two holders of a job share a number.
     attempt: int = 0
-    # The store's proof that a holder still holds: opaque, of this one claim, and an extend may
-    # move it. Unlike the attempt it can't come again when an id is used anew.
+    # The store's proof that a holder still holds the job: opaque, unique to one claim, and an
+    # extend may change it. Unlike the attempt, it is not repeated when an id is reused.
     fence: int = 0
-    # Runs that failed (they drive the retry policy) and leases that ran out.
+    # Runs that failed (these drive the retry policy) and leases that ran out.
     failures: int = 0
     takeovers: int = 0
     # Who holds the job, and until when. Set while RUNNING; the worker's name stays afterwards.
     worker: str | None = None
     lease_until_ms: int | None = None
-    # When the holder started it, as far as an extend has told the store.
+    # When the holder started it, once an extend has told the store.
     started_ms: int | None = None
-    # A cancel came while the job was RUNNING: it may finish, but it will not run again.
-    asked: bool = False
+    # What the last run said of its progress, once an extend has told the store.
+    progress: Progress | None = None
+    # It was cancelled while RUNNING: it may finish, but it will not run again.
+    cancel_requested: bool = msgspec.field(default=False, name="asked")
     # The fence that was last settled: how a repeated settle is recognised.
     settled: int | None = None
     ended_ms: int | None = None
     error: str | None = None
+    # Where the last run failed, if it did: shortened, the user's frames first.
+    traceback: str | None = None
     # What the task returned, as JSON text.
     result: str | None = None
     history: tuple[Run, ...] = ()
 
 
+class Claim(Protocol):
+    """What decides whether a holder still holds its job. A Job is one; a store that doesn't read
+    whole jobs may have less."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def lease_until_ms(self) -> int | None: ...
+    @property
+    def cancel_requested(self) -> bool: ...
+    @property
+    def settled(self) -> int | None: ...
+
+
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How an attempt ended, as data: made by `done`, `retry`, `snooze`, `release` and `dead`."""
+    """How an attempt ended, as data: see `done`, `retry`, `snooze`, `release`, `park`, `dead` and
+    `expire`."""
 
     # The job as it was claimed or last extended: its attempt and fence prove that we hold it.
     job: Job
     outcome: Outcome
     ended_ms: int
     started_ms: int | None = None
-    # When the job is next due, where it goes back to waiting.
+    # When the job is due next, if it goes back to waiting.
     due_ms: int
     failed: bool = False
     error: str | None = None
+    traceback: str | None = None
     result: str | None = None
 
     @property
     def state(self) -> State:
-        if self.outcome is Outcome.DONE:
-            return State.DONE
-        if self.outcome is Outcome.DEAD:
-            return State.DEAD
-        return State.WAITING
+        return _ENDS.get(self.outcome, State.WAITING)
+
+
+_ENDS = {
+    Outcome.DONE: State.DONE, Outcome.DEAD: State.DEAD, Outcome.EXPIRE: State.CANCELLED
+}  # fmt: skip
 
 
 def done(
     job: Job, *, started_ms: int, ended_ms: int, result: str | None = None, error: str | None = None
 ) -> Settlement:
-    """The task returned. `error` says why its result could not be kept, if it could not."""
+    """The task returned. `error` says why its result could not be stored, if so."""
     return Settlement(
         job=job,
         outcome=Outcome.DONE,
@@ -163,9 +215,15 @@ def done(
 
 
 def retry(
-    job: Job, *, due_ms: int, error: str, ended_ms: int, started_ms: int | None = None
+    job: Job,
+    *,
+    due_ms: int,
+    error: str,
+    ended_ms: int,
+    started_ms: int | None = None,
+    traceback: str | None = None,
 ) -> Settlement:
-    """The run failed, and the job is to run again at `due_ms`."""
+    """The run failed, and the job runs again at `due_ms`."""
     return Settlement(
         job=job,
         outcome=Outcome.RETRY,
@@ -174,6 +232,7 @@ def retry(
         due_ms=due_ms,
         failed=True,
         error=error,
+        traceback=traceback,
     )
 
 
@@ -196,8 +255,8 @@ def release(
     due_ms: int | None = None,
     error: str | None = None,
 ) -> Settlement:
-    """Hand the job back: its worker won't run it, or stopped it on request. Due as before, or not
-    before `due_ms` where others should get their turn first."""
+    """Release the job: its worker won't run it, or stopped it on request. Due as before, or not
+    before `due_ms` if others should get their turn first."""
     return Settlement(
         job=job,
         outcome=Outcome.RELEASE,
@@ -208,10 +267,41 @@ def release(
     )
 
 
+def park(job: Job, *, ended_ms: int) -> Settlement:
+    """Put the job back, as it was, for a worker that knows its task: it waits apart from the
+    others, so that workers that don't know it are not handed it again."""
+    return Settlement(
+        job=job,
+        outcome=Outcome.PARK,
+        ended_ms=ended_ms,
+        due_ms=job.due_ms,
+        error=job.error,
+        traceback=job.traceback,
+    )
+
+
+def expire(job: Job, *, ended_ms: int) -> Settlement:
+    """The job could not start in time: it is CANCELLED."""
+    return Settlement(
+        job=job,
+        outcome=Outcome.EXPIRE,
+        ended_ms=ended_ms,
+        due_ms=job.due_ms,
+        error=EXPIRED,
+        traceback=job.traceback,
+    )
+
+
 def dead(
-    job: Job, *, error: str, ended_ms: int, started_ms: int | None = None, failed: bool = True
+    job: Job,
+    *,
+    error: str,
+    ended_ms: int,
+    started_ms: int | None = None,
+    failed: bool = True,
+    traceback: str | None = None,
 ) -> Settlement:
-    """The job is not to run again by itself; it waits for a person."""
+    """The job does not run again unless a person reruns it."""
     return Settlement(
         job=job,
         outcome=Outcome.DEAD,
@@ -220,6 +310,7 @@ def dead(
         due_ms=job.due_ms,
         failed=failed,
         error=error,
+        traceback=traceback,
     )
 
 
@@ -227,102 +318,217 @@ def dead(
 
 
 def added(job: Job) -> Job:
-    """The job as `add` stores it: one that waits, with the counters, the last error and the
-    history that it comes with. What only the store it came from knows is left behind."""
+    """The job as `add` stores it: waiting, with the counters, the last error and the history that
+    it came with, but without what only its old store knew."""
     if not job.attempt and job.state is State.WAITING and not job.fence:
         return job
     return msgspec.structs.replace(
         job,
         state=State.WAITING,
+        parked=False,
         fence=0,
         lease_until_ms=None,
         started_ms=None,
-        asked=False,
+        cancel_requested=False,
         settled=None,
         ended_ms=None,
         result=None,
     )
 
 
+def first_by_id(jobs: Iterable[Job]) -> dict[str, Job]:
+    """The jobs that an `add` of them all tries to add: of equal ids, the first."""
+    first: dict[str, Job] = {}
+    for job in jobs:
+        first.setdefault(job.id, job)
+    return first
+
+
+def which_added(jobs: Iterable[Job], ids: Iterable[str]) -> list[bool]:
+    """The answer of an `add` that added these ids: of equal ids, the first was added."""
+    left = set(ids)
+    answers = []
+    for job in jobs:
+        answers.append(job.id in left)
+        left.discard(job.id)
+    return answers
+
+
+def claimable_ms(job: Job, *, ahead_ms: int) -> int | None:
+    """The moment from which the job can be claimed; None if it has ended."""
+    if job.state is State.WAITING:
+        return job.due_ms - ahead_ms
+    return job.lease_until_ms
+
+
 def claimed(job: Job, *, worker: str, fence: int, now_ms: int, lease_ms: int) -> Job:
-    """The job in the hand of `worker`. Taking over from a lost one is counted and remembered."""
+    """The job as claimed by `worker`. A takeover from a lost worker is counted and recorded; if the
+    job was asked to stop, it is CANCELLED instead and must not be handed out."""
     history, takeovers = job.history, job.takeovers
     if job.state is State.RUNNING:
+        if job.cancel_requested:
+            return cancelled(job, now_ms=now_ms)
         takeovers += 1
         history = remember(history, lost_run(job))
     return msgspec.structs.replace(
         job,
         state=State.RUNNING,
+        parked=False,
         attempt=job.attempt + 1,
         fence=fence,
         takeovers=takeovers,
         worker=worker,
         lease_until_ms=now_ms + lease_ms,
         started_ms=None,
+        progress=None,
         history=history,
+    )
+
+
+def held(claim: Claim, *, now_ms: int) -> bool:
+    """Whether a worker's lease on the job still holds."""
+    return (
+        claim.state is State.RUNNING
+        and claim.lease_until_ms is not None
+        and claim.lease_until_ms > now_ms
+    )
+
+
+def holds(job: Job, claim: Claim | None, *, now_ms: int) -> bool:
+    """Whether the holder of `job` still holds it, given what the store has for its id."""
+    return claim is not None and claim.fence == job.fence and held(claim, now_ms=now_ms)
+
+
+def as_held(job: Job, *, cancel_requested: bool) -> Job:
+    """The job as the store has it, made from its holder's copy: only the holder changes a job that
+    it holds, except that others can ask it to stop."""
+    if job.cancel_requested is cancel_requested:
+        return job
+    return msgspec.structs.replace(job, cancel_requested=cancel_requested)
+
+
+def extended(job: Job, by: Job, *, now_ms: int, lease_ms: int) -> Job:
+    """The job after its holder extended its lease. `by` is the holder's copy: it says when the job
+    started, and how far it has come."""
+    return msgspec.structs.replace(
+        job,
+        lease_until_ms=now_ms + lease_ms,
+        started_ms=by.started_ms,
+        progress=by.progress,
     )
 
 
 def settled(job: Job, settlement: Settlement) -> Job:
     """The job after its holder settled it.
 
-    A job that was asked to stop goes to CANCELLED where it would have waited to run again.
+    A job that was asked to stop becomes CANCELLED instead of waiting to run again.
     """
     state = settlement.state
-    if job.asked and state is State.WAITING:
+    if job.cancel_requested and state is State.WAITING:
         state = State.CANCELLED
     return msgspec.structs.replace(
         job,
         state=state,
+        parked=settlement.outcome is Outcome.PARK and state is State.WAITING,
         due_ms=settlement.due_ms,
         failures=job.failures + settlement.failed,
         lease_until_ms=None,
         started_ms=None,
-        asked=False,
+        progress=settlement.job.progress,
+        cancel_requested=False,
         settled=settlement.job.fence,
         ended_ms=settlement.ended_ms if state.ended else None,
         error=settlement.error,
+        traceback=settlement.traceback,
         result=settlement.result,
         history=remember(job.history, run_of(settlement)),
     )
 
 
+def settled_either_way(settlement: Settlement) -> tuple[Job, Job]:
+    """The settled job if it was not asked to stop, and if it was: for a store whose server picks
+    one of them. The same object twice if that makes no difference."""
+    job = settlement.job
+    plain = settled(as_held(job, cancel_requested=False), settlement)
+    if plain.state.ended:
+        return plain, plain
+    return plain, settled(as_held(job, cancel_requested=True), settlement)
+
+
+def settle(
+    settlements: Iterable[Settlement], claims: Mapping[str, Claim], *, now_ms: int
+) -> tuple[list[bool], dict[str, Job]]:
+    """The answers to a batch of settlements, and the jobs that it changes, by id.
+
+    `claims` has what the store knows, by id. The settlements count one after the other, so of two
+    for one attempt the first is written, and both are answered with True.
+    """
+    answers: list[bool] = []
+    changes: dict[str, Job] = {}
+    for settlement in settlements:
+        job = settlement.job
+        claim = changes.get(job.id) or claims.get(job.id)
+        if claim is not None and claim.settled == job.fence:
+            answers.append(True)
+        elif claim is not None and holds(job, claim, now_ms=now_ms):
+            current = as_held(job, cancel_requested=claim.cancel_requested)
+            changes[job.id] = settled(current, settlement)
+            answers.append(True)
+        else:
+            answers.append(False)
+    return answers, changes
+
+
+def first_by_attempt(settlements: Iterable[Settlement]) -> dict[tuple[str, int], Settlement]:
+    """The settlements that count, by id and fence: of two for one attempt, the first."""
+    first: dict[tuple[str, int], Settlement] = {}
+    for settlement in settlements:
+        first.setdefault((settlement.job.id, settlement.job.fence), settlement)
+    return first
+
+
+def cancel(job: Job, *, now_ms: int, held_now: bool | None = None) -> tuple[CancelOutcome, Job]:
+    """What a cancel achieves, and the job that it leaves: the same object if nothing changes.
+
+    Whether a worker holds the job is up to its lease, unless the store knows better (`held_now`).
+    """
+    if job.state.ended:
+        return CancelOutcome.TOO_LATE, job
+    if held(job, now_ms=now_ms) if held_now is None else held_now:
+        return CancelOutcome.REQUESTED, as_held(job, cancel_requested=True)
+    return CancelOutcome.CANCELLED, cancelled(job, now_ms=now_ms)
+
+
 def cancelled(job: Job, *, now_ms: int) -> Job:
-    """The job cancelled while no live worker held it."""
+    """The job, cancelled while no live worker held it."""
     history = job.history
     if job.state is State.RUNNING:
         history = remember(history, lost_run(job))
     return msgspec.structs.replace(
         job,
         state=State.CANCELLED,
+        parked=False,
         lease_until_ms=None,
         started_ms=None,
-        asked=False,
+        cancel_requested=False,
         ended_ms=now_ms,
         history=history,
     )
 
 
 def rerun(job: Job, *, now_ms: int) -> Job:
-    """An ended job put back to run now, with all its retries; attempts go on counting."""
+    """An ended job put back to run now, with all retries and no expiry; attempts keep counting."""
     return msgspec.structs.replace(
         job,
         state=State.WAITING,
         due_ms=now_ms,
+        expires_ms=None,
         failures=0,
         takeovers=0,
         ended_ms=None,
         error=None,
+        traceback=None,
         result=None,
-    )
-
-
-def held(job: Job, *, now_ms: int) -> bool:
-    """Whether some worker's lease on the job still runs."""
-    return (
-        job.state is State.RUNNING
-        and job.lease_until_ms is not None
-        and job.lease_until_ms > now_ms
     )
 
 
@@ -335,7 +541,7 @@ def run_of(settlement: Settlement) -> Run:
         due_ms=job.due_ms,
         started_ms=settlement.started_ms,
         ended_ms=settlement.ended_ms,
-        error=settlement.error,
+        error=None if settlement.outcome is Outcome.PARK else settlement.error,
     )
 
 
@@ -355,37 +561,27 @@ def lost_run(job: Job) -> Run:
 def remember(history: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
     longer = (*history, run)
     if history and run.started_ms is None and history[-1].started_ms is None:
-        # A job may be handed back or lost unstarted many times in a row, and must not forget its
-        # runs for that: the last time says it all, where the one before counts for nothing.
+        # A job may be released or lost before it starts many times in a row; that must not push its
+        # runs out of the history, so only the last such entry is kept if the one before counts for
+        # nothing.
         shorter = (*history[:-1], run)
         if losses(shorter) == losses(longer):
             longer = shorter
     return longer[-HISTORY_LIMIT:]
 
 
-def handed_back(job: Job, *, by: str, since_ms: int) -> bool:
-    """Whether this worker gave the job back unstarted since then, and nobody else had it since."""
-    last = job.history[-1] if job.history else None
-    return last is not None and _unstarted(last) and last.worker == by and last.ended_ms > since_ms
-
-
-def _unstarted(run: Run) -> bool:
-    """Whether it was handed back without having started."""
-    return run.outcome is Outcome.RELEASE and run.started_ms is None
-
-
 # --- Poison
 
 
 def losses(history: tuple[Run, ...], *, survivor: str = "") -> int:
-    """How often in a row, since it last ran to an end, a job was lost with its worker, or ended
-    with it.
+    """How many times in a row, since its last complete run, a job was lost with its worker, or
+    ended with it.
 
-    The first losses count for every job that the worker held: which of them was to blame is not
-    known. A suspect is put on trial, and the store is told, so from then on a loss counts only
-    where it had started: what merely waited in the hand of a worker is not to blame. To be handed
-    back by a worker that was told to stop says nothing either way, nor does a lease that ran out
-    for `survivor`: a worker that is alive was not killed.
+    The first losses count for every job that the worker held: it is unknown which of them killed
+    it. A suspect is put on trial, and the store is told, so from then on a loss counts only if the
+    job had started: a job that a worker merely held is not to blame. A release by a worker that was
+    told to stop counts for neither side, nor does an outcome that is unknown here, nor a lease that
+    ran out for `survivor`: a worker that is alive was not killed.
     """
     count = 0
     for run in history:
@@ -394,45 +590,11 @@ def losses(history: tuple[Run, ...], *, survivor: str = "") -> int:
             count += killed and run.worker != survivor
         elif run.outcome is Outcome.RELEASE:
             count += run.error == ENDED_WITH_WORKER
-        else:
+        elif run.outcome not in (Outcome.PARK, Outcome.OTHER):
             count = 0
     return count
 
 
 def suspect(job: Job, *, survivor: str = "") -> bool:
-    """Whether the job may be what kills its workers."""
+    """Whether the job may be killing its workers."""
     return losses(job.history, survivor=survivor) >= SUSPECT_AFTER
-
-
-def new_fence() -> int:
-    """A number that no other claim has; small enough for a JSON number anywhere."""
-    return secrets.randbits(53)
-
-
-class _Ids:
-    """Ids of this process: the time, a random tag of the process, and a count.
-
-    They sort by the time they were made and neighbours differ in their last digits only, so that
-    every index grows at one end.
-    """
-
-    def __init__(self) -> None:
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        self._tag = secrets.token_hex(5)
-        self._counter = itertools.count(secrets.randbits(20))
-
-    def new(self, now_ms: int) -> str:
-        return f"{now_ms:011x}{self._tag}{next(self._counter) & 0xFFFFFF:06x}"
-
-
-_ids = _Ids()
-# A forked process would go on with the tag and the count of its parent.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ids.start_anew)
-
-
-def new_id(now_ms: int) -> str:
-    """A fresh id."""
-    return _ids.new(now_ms)

@@ -1,24 +1,23 @@
-"""Notes: what a store keeps among its schedules although it is none.
+"""Notes that a store keeps among its schedules, though they are not schedules.
 
-Every store can keep a schedule that never ticks, so a move of jobs between stores notes in one how
-far it has come. Only this module knows: whoever asks here for schedules is given schedules.
+Every store can keep a schedule that never ticks, so a move of jobs between stores keeps its
+progress in one. Only this module knows that: callers that ask it for schedules get schedules only.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from tickwheel.checks import NOTE
 from tickwheel.errors import StoreIncompatible, UsageError
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store
 
-NOTE = "tickwheel-transfer"
-
 
 class Note(msgspec.Struct):
-    """What has to be known to finish a move that broke off."""
+    """What is needed to finish an interrupted move."""
 
-    # Jobs on their way: those that are cancelled were cancelled by the move.
+    # Jobs in transit: those that are cancelled were cancelled by the move.
     ids: list[str] = msgspec.field(default_factory=list)
     # Queues that the move has paused.
     paused: list[str] = msgspec.field(default_factory=list)
@@ -30,23 +29,23 @@ async def schedules_of(store: Store) -> list[Schedule]:
 
 
 async def note_of(store: Store) -> Note | None:
-    """The note of a move that has not finished; None where there is none."""
+    """The note of an unfinished move; None if there is none."""
     for schedule in await store.schedules():
         if schedule.name == NOTE:
             try:
                 return msgspec.json.decode(schedule.rule, type=Note)
             except msgspec.MsgspecError as error:
                 raise StoreIncompatible(
-                    f"the note of an unfinished `tickwheel migrate-jobs` can't be read ({error}): "
-                    "finish the move with the release that began it"
+                    f"the note of an unfinished `tickwheel migrate-jobs` can't be read ({error}); "
+                    "finish the move with the release that started it"
                 ) from None
     return None
 
 
 def refuse_note(name: str) -> None:
-    """UsageError where somebody takes a note for a schedule."""
+    """Raise UsageError if the name is that of a note."""
     if name == NOTE:
         raise UsageError(
-            f"{NOTE!r} is not a schedule: it says which jobs an unfinished `tickwheel "
-            "migrate-jobs` has on their way. Run the same command again to finish the move"
+            f"{NOTE!r} is not a schedule: it notes which jobs an unfinished `tickwheel "
+            "migrate-jobs` has in transit. Run the same command again to finish the move"
         )

@@ -1,11 +1,12 @@
-"""The outbox: jobs for a store that is not the user's database, written in the user's transaction.
+"""The outbox: write jobs in the user's transaction when the store is another database.
 
-A small table in the user's database takes the jobs; a relay, in every worker or by itself, adds
-them to the store and then deletes them. At least once, and the job's id makes it once: adding a job
-again changes nothing. So any number of relays may run, and none needs a lock.
+A small table in the user's database holds the jobs; a relay, in every worker or on its own, adds
+them to the store and then deletes them. It delivers at least once, and the job's id makes it
+exactly once: adding a job again changes nothing. So any number of relays may run, and none needs a
+lock.
 
-No row is ever dropped. What is no job, or what the store will never take, is set aside: it stays in
-the table with the reason, relays no longer read it, and the others go on.
+No row is ever dropped. A row that is not a job, or that the store will never accept, is set aside:
+it stays in the table with the reason, relays no longer read it, and the others are not held up.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from tickwheel.checks import checked_job
 from tickwheel.clock import StoreClock
-from tickwheel.contact import Contact
+from tickwheel.engine.reconnect import Reconnecting
 from tickwheel.errors import (
     BadConfig,
     StoreError,
@@ -34,8 +35,9 @@ from tickwheel.errors import (
     UsageError,
 )
 from tickwheel.job import Job
+from tickwheel.masking import masked
 from tickwheel.store import Store
-from tickwheel.tasks import checked_job
+from tickwheel.stores.url import StoreUrl
 from tickwheel.transaction import InFile, Statement
 
 log = logging.getLogger("tickwheel")
@@ -46,29 +48,29 @@ TABLE = "tickwheel_outbox"
 # A relay reads at most this much at a time, but always one job.
 BATCH = 500
 BATCH_BYTES = 8 * 1024**2
-# How long a job in the outbox waits for a look at most: that much later a job can start.
-LOOK_S = 0.05
+# The longest time between two reads of the outbox: a job can start that much later.
+POLL_S = 0.05
 
 _encode = msgspec.json.encode
 _as_job = msgspec.json.Decoder(Job).decode
 
 
 class Row(NamedTuple):
-    """What the table holds: a number that is never given twice, and a job as JSON text."""
+    """A row of the table: a number that is never reused, and a job as JSON text."""
 
     n: int
     job: str | bytes | None
 
 
-class Handed(NamedTuple):
-    """What became of the rows that a relay read."""
+class Relayed(NamedTuple):
+    """How many of the rows that a relay read went to the store, and how many were set aside."""
 
-    over: int = 0
+    moved: int = 0
     aside: int = 0
 
 
 class _Database(Protocol):
-    """The user's database, through a connection of the relay's own."""
+    """The user's database, through the relay's own connection."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
@@ -76,43 +78,43 @@ class _Database(Protocol):
     async def delete(self, numbers: Sequence[int]) -> None: ...
 
     async def set_aside(self, reasons: Mapping[int, str]) -> int:
-        """Keep rows from the relays, with the reason; says for how many this was news."""
+        """Mark rows as refused, with the reason; returns how many were not marked before."""
 
     async def count_aside(self) -> int: ...
 
 
 class Outbox:
-    """An outbox by the URL of the database that it is in."""
+    """An outbox, by the URL of its database."""
 
     def __init__(self, url: str, store: Store | None = None) -> None:
-        scheme = url.partition("://")[0]
+        parts = StoreUrl.of(url)
         self._path: Path | None = None
-        if scheme in ("postgresql", "postgres"):
+        if parts.scheme in ("postgresql", "postgres"):
             self._dialect = "postgresql"
-        elif scheme == "sqlite":
+        elif parts.scheme == "sqlite":
             self._dialect = "sqlite"
-            self._path = Path(unquote(url.removeprefix("sqlite://").partition("?")[0])[1:])
+            self._path = Path(parts.file)
         else:
             raise BadConfig(
-                f"an outbox is in a postgresql:// or sqlite:// database, not {scheme or url!r}"
+                f"an outbox must be in a postgresql:// or sqlite:// database, not {masked(url)!r}"
             )
         self._url = url
         # How many relays of this process have the database open.
         self._relays = 0
         if self._path and isinstance(store, InFile) and _same_file(self._path, store.path):
             raise BadConfig(
-                f"the outbox is in {self._path}, the file of the store itself, which needs no "
-                "outbox: leave it out and give connection= (an apsw one where this process has "
-                "the store open), or keep the jobs in a file of their own"
+                f"the outbox is in {self._path}, the store's own file, which needs no "
+                "outbox: remove it and use connection= (an apsw one if this process has "
+                "the store open), or keep the jobs in a separate file"
             )
 
     def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
-        """The statement that leaves these jobs for the relay."""
+        """The statement that writes these jobs for the relay."""
         if self._dialect == "sqlite" and driver == "apsw" and self._relays:
             raise BadConfig(
-                f"a relay of this process has {self._path} open through Python's sqlite3, and "
-                "apsw is another SQLite library: two of them on one file undo each other's locks. "
-                "Give a connection of sqlite3's"
+                f"a relay in this process has {self._path} open with Python's sqlite3, and "
+                "apsw is another SQLite library: two of them on one file break each other's locks. "
+                "Use a sqlite3 connection"
             )
         rows = {
             "postgresql": "jsonb_array_elements_text(cast(%(jobs)s as jsonb))",
@@ -123,27 +125,29 @@ class Outbox:
         return Statement(self._dialect, sql, _encode(texts).decode())
 
     def __str__(self) -> str:
-        where = urlsplit(self._url)
-        hidden = f":{where.password}@" if where.password else "@"
-        return self._url.replace(hidden, ":***@" if where.password else "@")
+        return masked(self._url)
 
     async def relay(self, store: Store, clock: StoreClock, going: Callable[[], bool]) -> None:
-        """Hand jobs over for as long as `going`; what can't be reached is tried again."""
-        contact = Contact(clock)
+        """Move jobs to the store while `going`; retries while a database is unreachable."""
+        reconnecting = Reconnecting(clock)
+
+        def stopped() -> bool:
+            return not going()
+
         async with self._database() as database:
-            await contact.insist(database.open, while_=going)
+            await reconnecting.until(stopped, database.open)
             while going():
-                handed = await contact.insist(lambda: hand_over(database, store), while_=going)
-                if not any(handed or ()):
-                    await asyncio.sleep(LOOK_S)
+                relayed = await reconnecting.until(stopped, lambda: hand_over(database, store))
+                if not any(relayed or ()):
+                    await asyncio.sleep(POLL_S)
 
     async def empty(self, store: Store) -> int:
-        """Hand over all that is there now; says how many jobs that was."""
+        """Move all jobs that are there now; returns how many."""
         async with self._database() as database:
             await database.open()
             total = 0
-            while any(handed := await hand_over(database, store)):
-                total += handed.over
+            while any(relayed := await hand_over(database, store)):
+                total += relayed.moved
             return total
 
     async def aside(self) -> int:
@@ -163,8 +167,8 @@ class Outbox:
             self._relays -= 1
 
 
-async def hand_over(database: _Database, store: Store) -> Handed:
-    """Add the oldest jobs of the outbox to the store, then forget them there."""
+async def hand_over(database: _Database, store: Store) -> Relayed:
+    """Add the oldest jobs of the outbox to the store, then delete them from the outbox."""
     jobs, reasons = _decoded(await database.read())
     if jobs:
         reasons |= await _add(store, jobs)
@@ -174,7 +178,7 @@ async def hand_over(database: _Database, store: Store) -> Handed:
     if reasons and (new := await database.set_aside(reasons)):
         n = min(reasons)
         log.error("the outbox set aside %d rows of %s; row %d: %s", new, TABLE, n, reasons[n])
-    return Handed(len(added), len(reasons))
+    return Relayed(len(added), len(reasons))
 
 
 def _decoded(rows: Sequence[Row]) -> tuple[list[tuple[int, Job]], dict[int, str]]:
@@ -184,24 +188,24 @@ def _decoded(rows: Sequence[Row]) -> tuple[list[tuple[int, Job]], dict[int, str]
     for n, text in rows:
         try:
             jobs.append((n, checked_job(_as_job(text or b""))))
-        except (msgspec.MsgspecError, UnicodeError, UsageError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, UsageError) as error:
             reasons[n] = f"not a job: {error}"
     return jobs, reasons
 
 
 async def _add(store: Store, jobs: Sequence[tuple[int, Job]]) -> dict[int, str]:
-    """Add these jobs; says which of them the store will never take, and why."""
+    """Add these jobs; returns which of them the store will never accept, and why."""
     refused = await _refused(store, jobs)
     for error in refused.values():
-        # A store that takes none, and doesn't say that it is for what is in them, is broken.
+        # A store that accepts none, and doesn't say that their content is the reason, is broken.
         about_the_job = not isinstance(error, StoreError) or isinstance(error, StoreRefused)
         if not about_the_job and len(refused) == len(jobs):
-            raise StoreUnavailable(f"the store takes no job from the outbox: {error}") from error
+            raise StoreUnavailable(f"the store accepts no job from the outbox: {error}") from error
     return {n: f"{type(error).__name__}: {error}" for n, error in refused.items()}
 
 
 async def _refused(store: Store, jobs: Sequence[tuple[int, Job]]) -> dict[int, Exception]:
-    """Find the jobs that are refused by halves: to add the others again changes nothing."""
+    """Find the refused jobs by bisection: adding the others again changes nothing."""
     try:
         await store.add([job for _, job in jobs])
         return {}
@@ -224,24 +228,25 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 class _Sqlite:
-    """Through Python's own module, as most users' connections: two SQLite libraries in one process
-    must not open the same file, because each undoes the other's locks."""
+    """Uses Python's own module, like most users' connections: two SQLite libraries in one process
+    must not open the same file, because each breaks the other's locks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        # One thread: what is closed must not be in use any more, although nobody waits for it.
+        # One thread: a connection must not be closed while a call that nobody waits for uses it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tickwheel-outbox")
 
     async def open(self) -> None:
-        apsw = sys.modules.get("apsw")
-        for each in apsw.connections() if apsw else ():
-            if each.filename and _same_file(Path(each.filename), self._path):
-                raise BadConfig(
-                    f"this process has {self._path} open through apsw, and the outbox is read "
-                    "through Python's sqlite3: two SQLite libraries on one file undo each other's "
-                    "locks. Use sqlite3 for it in this process"
-                )
+        # Imported only here: it takes time, and programs without SQLite don't need it.
+        from tickwheel.stores.sqlite.libraries import is_open_by_apsw
+
+        if is_open_by_apsw(self._path):
+            raise BadConfig(
+                f"this process has {self._path} open with apsw, and the outbox is read "
+                "with Python's sqlite3: two SQLite libraries on one file break each other's "
+                "locks. Use sqlite3 for that file in this process"
+            )
         await self._run(_make_table)
 
     async def close(self) -> None:
@@ -294,7 +299,7 @@ class _Sqlite:
                     self._db = sqlite3.connect(
                         self._path, timeout=5, check_same_thread=False, isolation_level=None
                     )
-                    # What is not UTF-8 is no job; it is for us to say so.
+                    # Text that is not UTF-8 is not a job; we report that ourselves.
                     self._db.text_factory = bytes
                 return work(self._db)
             except sqlite3.Error as error:
@@ -306,23 +311,23 @@ class _Sqlite:
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
 
-# What a later try may find otherwise. Every other error is a mistake.
+# Errors that may pass. Any other is a mistake, which a retry would only repeat.
 _PASSING = {
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_ABORT, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_SCHEMA,
 }  # fmt: skip
 
-# Without `autoincrement` SQLite gives the numbers of deleted rows again, and a relay that is about
-# to delete those would delete rows that nobody has read. Tables of such a kind were made once, and
-# a relay of that release may still run: no number that it can hold is given to a row.
+# Without `autoincrement` SQLite reuses the numbers of deleted rows, and a relay that is about to
+# delete those would delete rows that nobody has read. An old release created such tables, and its
+# relay may still run: no row gets a number that it can hold.
 _BEYOND = 1_000_000
 
 
 def _make_table(db: sqlite3.Connection) -> None:
     if not _up_to_date(db):
         with _transaction(db):
-            # Another relay may have done it while this one waited for its turn.
+            # Another relay may have done it while this one waited for the lock.
             if not _up_to_date(db):
                 _renew_table(db)
 
@@ -365,8 +370,8 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-# One transaction, under a lock, because two relays that make a table at the same moment fail. An
-# identity never gives a number twice, so `n` may say what to delete.
+# One transaction, under a lock, because two relays that create a table at the same moment fail. An
+# identity column never reuses a number, so rows can be deleted by `n`.
 _MAKE_IN_POSTGRES = f"""
     select pg_advisory_xact_lock(hashtext('{TABLE}'));
     create table if not exists {TABLE} (
@@ -378,26 +383,25 @@ _MAKE_IN_POSTGRES = f"""
 
 class _Postgres:
     def __init__(self, url: str) -> None:
-        from tickwheel.stores.postgres.url import Options
+        from tickwheel.stores.postgres.pool import Pool
+        from tickwheel.stores.postgres.url import PostgresOptions
 
-        self._options = Options.of(url)
-        self._db: Any = None
+        self._pool = Pool(replace(PostgresOptions.of(url), pool=1))
 
     async def open(self) -> None:
-        # To ask first spares the table a lock that would wait for every open transaction.
-        cursor = await self._run(
+        # Check first: creating would take a lock that waits for every open transaction.
+        known = await self._rows(
             "select 1 from pg_attribute where attrelid = to_regclass(%s) and attname = 'refused'",
             (TABLE,),
         )
-        if await cursor.fetchone() is None:
-            await self._run(_MAKE_IN_POSTGRES)
+        if not known:
+            await self._run(_execute, _MAKE_IN_POSTGRES)
 
     async def close(self) -> None:
-        if self._db is not None:
-            await self._db.close()
+        await self._pool.close()
 
     async def read(self) -> list[Row]:
-        cursor = await self._run(
+        rows = await self._rows(
             f"""select n, job from {TABLE} where n in (
                     select n from (
                         select n, size, sum(size) over (order by n) as total from (
@@ -406,36 +410,40 @@ class _Postgres:
                     where total <= {BATCH_BYTES} or total = size)
                 order by n"""
         )
-        return [Row(*row) for row in await cursor.fetchall()]
+        return [Row(*row) for row in rows]
 
     async def delete(self, numbers: Sequence[int]) -> None:
-        await self._run(f"delete from {TABLE} where n = any(%s)", (list(numbers),))
+        await self._run(_execute, f"delete from {TABLE} where n = any(%s)", (list(numbers),))
 
     async def set_aside(self, reasons: Mapping[int, str]) -> int:
-        cursor = await self._run(
+        changed = await self._rows(
             f"""update {TABLE} set refused = new.reason
                 from unnest(%s::bigint[], %s::text[]) as new (n, reason)
-                where {TABLE}.n = new.n and refused is null""",
-            # A text of PostgreSQL's holds everything but this.
+                where {TABLE}.n = new.n and refused is null returning 1""",
+            # PostgreSQL's text can hold every character but this.
             (list(reasons), [reason.replace("\0", "�") for reason in reasons.values()]),
         )
-        return int(cursor.rowcount)
+        return len(changed)
 
     async def count_aside(self) -> int:
-        cursor = await self._run(f"select count(*) from {TABLE} where refused is not null")
-        [count] = await cursor.fetchone()
+        [[count]] = await self._rows(f"select count(*) from {TABLE} where refused is not null")
         return int(count)
 
-    async def _run(self, sql: str, parameters: tuple[Any, ...] = ()) -> Any:
-        import psycopg
+    async def _rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return await self._run(_fetch, sql, parameters)
 
+    async def _run(self, step: Callable[..., Awaitable[T]], *args: Any) -> T:
         try:
-            if self._db is None or self._db.closed:
-                conninfo: Any = self._options.conninfo
-                self._db = await psycopg.AsyncConnection.connect(autocommit=True, **conninfo)
-            # Several statements go in one call only where there are no parameters at all.
-            return await self._db.execute(sql, parameters or None)
-        except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
-            raise StoreUnavailable(f"the outbox at {self._options.place}: {error}") from error
-        except psycopg.Error as error:
-            raise StoreError(f"the outbox at {self._options.place}: {error}") from error
+            return await self._pool.run(step, *args)
+        except StoreError as error:
+            raise type(error)(f"the outbox at {error}") from error
+
+
+async def _execute(db: Any, sql: str, parameters: tuple[Any, ...] = ()) -> Any:
+    # Several statements fit in one call only if there are no parameters at all.
+    return await db.execute(sql, parameters or None)
+
+
+async def _fetch(db: Any, sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = await (await _execute(db, sql, parameters)).fetchall()
+    return rows

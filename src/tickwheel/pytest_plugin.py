@@ -1,4 +1,4 @@
-"""For pytest, which finds this by its entry point: the fixture `tickwheel`.
+"""The pytest plugin, found by its entry point: the fixture `tickwheel`.
 
 It is an ordinary fixture: coroutine tests may use it under any asyncio plugin.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def tickwheel() -> Callable[..., Sandbox]:
     """`sandbox` of tickwheel.testing: `with tickwheel(app) as box`, or `async with`."""
-    # Here and not above: a project without a test that uses it should not have to wait for it.
+    # Imported here, so that projects that don't use the fixture don't wait for it.
     from tickwheel.testing import sandbox
 
     return sandbox

@@ -1,7 +1,7 @@
-"""Schedules: rules that add jobs again and again, and what to do at each tick. Pure decisions.
+"""A schedule as data: its rule, which ticks are due, and which job each one adds. Pure.
 
-A tick has a nominal time. Its job's id is made from the schedule's name and that time, so that
-however many nodes fire a tick, it is one job.
+A tick has a nominal time. Its job's id is made from the schedule's name and that time, so a tick
+adds one job, however many nodes fire it.
 """
 
 from __future__ import annotations
@@ -15,50 +15,51 @@ from typing import Protocol
 
 import msgspec
 
-from tickwheel.cron import Cron, Every
+from tickwheel.checks import NAME_LIMIT
+from tickwheel.cron import Cron, Every, zone_of
+from tickwheel.duration import due_ms, moment
 from tickwheel.errors import BadSchedule
 from tickwheel.job import Job, Priority
-from tickwheel.span import due_ms, moment
 
-# A tick that is fired this late was not missed: a restart takes a moment.
+# A tick fired up to this late was not missed: a restart takes a moment.
 GRACE_MS = 60_000
-# No outage makes a schedule add more jobs than this at once, whatever its own limit says.
+# The most jobs that a schedule adds at once after an outage, whatever its own limit.
 CATCH_UP_MOST = 10_000
-# The next tick of a schedule on its way to another store: the end of the year 9999, so that it
-# ticks no more in this one. Set by compare-and-set like any other.
+# The next tick of a schedule that is being moved to another store: the end of the year 9999, so
+# that it no longer ticks in this one. Set by compare-and-set like any other.
 MOVING_MS = 253_402_300_799_000
-# How far back the latest missed ticks are looked for: a minute first, then ever farther.
+# How far back to search for the latest missed ticks: first a minute, then ever farther.
 _LOOKS_MS = (60_000, 3_600_000, 86_400_000, 32 * 86_400_000, 3_660 * 86_400_000)
 
 
 class Misfire(StrEnum):
-    """What becomes of ticks that nobody fired in time, because all nodes were down."""
+    """What happens to ticks that were not fired in time, because all nodes were down."""
 
-    SKIP = "skip"  # nothing
+    SKIP = "skip"  # none runs
     ONE = "one"  # the latest of them runs
     ALL = "all"  # each runs, the latest `misfire_limit` of them
 
 
 class Overlap(StrEnum):
-    """What becomes of a tick while the job of the one before has not ended."""
+    """What happens to a tick while the previous tick's job has not ended."""
 
-    ALLOW = "allow"  # it runs beside it
-    SKIP = "skip"  # it is left out
+    ALLOW = "allow"  # both run
+    SKIP = "skip"  # the new tick is skipped
     CANCEL = "cancel"  # the old job is cancelled
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A schedule as a store keeps it."""
+    """A schedule as stored."""
 
     name: str
     # A Rule as JSON text. Opaque to stores.
     rule: str
-    # The next tick; None once the schedule has no more.
+    # The next tick; None if there are no more.
     next_ms: int | None
     paused: bool = False
     # The job of the last tick that was fired.
     last_id: str | None = None
-    # Moved by the store with every change; `fire` compares it.
+    # Changed by the store with every write; `fire` compares it.
     fence: int = 0
 
 
@@ -68,14 +69,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # One of the two.
     cron: str | None = None
     every_ms: int | None = None
-    # None: the one that the expression names, or UTC.
+    # None: the zone that the expression names, or UTC.
     tz: str | None = None
     start_ms: int | None = None
     end_ms: int | None = None
 
     task: str
     payload: str = "{}"
-    # The parameter that is to know the tick's nominal time, where the task has one.
+    # The parameter that receives the tick's nominal time, if the task has one.
     tick_parameter: str | None = None
     queue: str = "default"
     priority: int = Priority.NORMAL
@@ -83,10 +84,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     misfire: Misfire = Misfire.ONE
     misfire_limit: int = 100
     overlap: Overlap = Overlap.ALLOW
-    # Each job is due at a moment of its own within so long after its tick.
+    # Each job is due at a random moment within this time after its tick.
     spread_ms: int = 0
-    # Made by a decorator: then the code is its master, and changes it at the next start.
+    # Declared by a decorator: the code owns it, and updates it at the next start.
     from_code: bool = False
+    # The app that declared it. None if an older release did, or nobody.
+    app: str | None = None
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -102,24 +105,26 @@ class Ticks(Protocol):
 
 
 def ticks_of(rule: Rule) -> Ticks:
-    """When the rule ticks; BadSchedule where it can't."""
+    """The rule's ticks. Raises BadSchedule if the rule is invalid."""
     if (rule.cron is None) == (rule.every_ms is None):
-        raise BadSchedule("a schedule has either a cron expression or an interval")
+        raise BadSchedule("a schedule must have either a cron expression or an interval")
     if rule.cron is not None:
         return _parsed(rule.cron, rule.tz)
     assert rule.every_ms is not None
+    if rule.tz is not None:
+        zone_of(rule.tz)  # its ticks don't depend on it, but it is where they are shown
     return Every.parse(rule.every_ms / 1000, anchor_ms=rule.start_ms or 0)
 
 
-# A schedule is looked at at every tick; reading its expression costs more than finding the next.
+# Cached: parsing an expression costs more than finding the next tick, and happens at every tick.
 _parsed = functools.lru_cache(16_384)(Cron.parse)
 
-# What reading a rule that another release wrote, or that is broken, may raise.
+# What reading a broken rule, or one that another release wrote, may raise.
 UNREADABLE = (ValueError, ArithmeticError, msgspec.MsgspecError)
 
 
 def read_rule(text: str) -> Rule:
-    """A stored rule; BadSchedule where this release can't read it."""
+    """A stored rule. Raises BadSchedule if this release can't read it."""
     try:
         rule = Rule.decode(text)
         ticks_of(rule)
@@ -128,15 +133,18 @@ def read_rule(text: str) -> Rule:
             if not 0 <= (getattr(rule, name) or 0) <= MOVING_MS:
                 raise BadSchedule(f"its {name} is {getattr(rule, name)}")
         for name in ("queue", "task"):
-            if not 0 < len(getattr(rule, name)) <= 128 or not getattr(rule, name).isprintable():
-                raise BadSchedule(f"its {name} has no name that a store can keep")
+            if (
+                not 0 < len(getattr(rule, name)) <= NAME_LIMIT
+                or not getattr(rule, name).isprintable()
+            ):
+                raise BadSchedule(f"its {name} is not a valid name")
     except UNREADABLE as error:
-        raise BadSchedule(f"it can't be read by this release: {error}") from None
+        raise BadSchedule(f"this release can't read it: {error}") from None
     return rule
 
 
 def next_tick(rule: Rule, after_ms: int) -> int | None:
-    """The first tick after a moment, within the rule's start and end."""
+    """The first tick after this time, within the rule's start and end."""
     if rule.start_ms is not None:
         after_ms = max(after_ms, rule.start_ms - 1)
     tick_ms = ticks_of(rule).next_ms(after_ms)
@@ -145,30 +153,30 @@ def next_tick(rule: Rule, after_ms: int) -> int | None:
     return tick_ms
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What to do about a schedule now: add these jobs, and go on at that tick."""
+class FirePlan(msgspec.Struct, frozen=True):
+    """What to do with a schedule now: add these jobs, and continue at that tick."""
 
     jobs: list[Job]
     next_ms: int | None
-    # How many ticks were left out because nobody fired them in time.
+    # How many ticks were skipped because they were not fired in time.
     missed: int = 0
-    # How many were left out because they were due together with a later one, which runs.
+    # How many were skipped because they were due together with a later one, which runs.
     merged: int = 0
-    # A job to cancel before.
+    # A job to cancel first.
     cancel: str | None = None
 
 
 def ahead_of(rule: Rule, ahead_ms: int) -> int:
-    """How long before its time a tick is fired. Where the job of the tick before matters, not
-    before: until then it may well end."""
+    """How long before its time a tick is fired. Zero if the previous tick's job matters: it may
+    still end by then."""
     return ahead_ms if rule.overlap is Overlap.ALLOW else 0
 
 
-def plan(schedule: Schedule, now_ms: int, ahead_ms: int) -> Plan | None:
-    """What the schedule's due ticks come to; None where none is due within `ahead_ms`.
+def plan(schedule: Schedule, now_ms: int, ahead_ms: int) -> FirePlan | None:
+    """The plan for the schedule's due ticks; None if none is due within `ahead_ms`.
 
-    Missed ticks follow the misfire policy. The others, late by less than the grace, all run. But
-    where they must not overlap, only the latest of all these runs.
+    Missed ticks follow the misfire policy. The others, late by less than the grace, all run. But if
+    they must not overlap, only the latest of all these runs.
     """
     if schedule.paused or schedule.next_ms is None or schedule.next_ms > now_ms + ahead_ms:
         return None
@@ -187,25 +195,25 @@ def plan(schedule: Schedule, now_ms: int, ahead_ms: int) -> Plan | None:
     alone = rule.overlap is not Overlap.ALLOW
     jobs = [job_of(schedule, rule, tick_ms, now_ms) for tick_ms in (fired[-1:] if alone else fired)]
     left_out = max(len(missed) - wanted, 0)
-    return Plan(jobs, next_ms, missed=left_out, merged=len(fired) - len(jobs))
+    return FirePlan(jobs, next_ms, missed=left_out, merged=len(fired) - len(jobs))
 
 
-def heed_overlap(due: Plan, overlap: Overlap, last: Job | None) -> Plan:
-    """The plan, once the job of the last tick has had its way."""
+def with_overlap(due: FirePlan, overlap: Overlap, last: Job | None) -> FirePlan:
+    """The plan, adjusted for the job of the last tick."""
     if overlap is Overlap.ALLOW or not due.jobs or last is None or last.state.ended:
         return due
     last_ms, tick_ms = tick_of(last.id), tick_of(due.jobs[-1].id)
     if last_ms is not None and tick_ms is not None and last_ms >= tick_ms:
-        # Somebody whose clock was wrong fired that one, and it is still to come.
+        # A node with a wrong clock fired that tick, which is still in the future.
         return due
     if overlap is Overlap.SKIP:
         return msgspec.structs.replace(due, jobs=[])
     return msgspec.structs.replace(due, cancel=last.id)
 
 
-def correction(schedule: Schedule, rule: Rule, now_ms: int, ahead_ms: int) -> Plan | None:
-    """Where to go on, where the schedule has a next tick that its rule could not have given: the
-    clock of whoever moved it there was wrong. None where it is right, or too early to tell."""
+def correction(schedule: Schedule, rule: Rule, now_ms: int, ahead_ms: int) -> FirePlan | None:
+    """A plan that corrects a next tick that does not match the rule, because the node that set it
+    had a wrong clock. None if the tick is right, or if it is too early to tell."""
     next_ms = schedule.next_ms
     sure_ms = now_ms + ahead_ms + GRACE_MS
     if schedule.paused or next_ms == MOVING_MS or (next_ms is not None and next_ms <= sure_ms):
@@ -213,14 +221,14 @@ def correction(schedule: Schedule, rule: Rule, now_ms: int, ahead_ms: int) -> Pl
     latest_ms = next_tick(rule, sure_ms)
     if next_ms == latest_ms or (next_ms and latest_ms and next_ms < latest_ms):
         return None
-    return Plan([], next_tick(rule, now_ms))
+    return FirePlan([], next_tick(rule, now_ms))
 
 
 def _missed(rule: Rule, first_ms: int, until_ms: int) -> list[int]:
-    """The latest ticks from `first_ms` on that lie before `until_ms`, at most as many as may run.
+    """The latest ticks from `first_ms` on and before `until_ms`, at most as many as may run.
 
-    Looks from ever earlier moments: a schedule by the second that was down for a month has
-    millions of ticks, of which the last few are wanted.
+    Searches from ever earlier moments: a schedule that ticks each second and was down for a month
+    has millions of ticks, of which only the last few are needed.
     """
     if first_ms > until_ms:
         return []
@@ -258,7 +266,7 @@ def job_of(schedule: Schedule, rule: Rule, tick_ms: int, now_ms: int) -> Job:
 
 
 def tick_of(id: str) -> int | None:
-    """The tick that a job was made for, by its id; None where no schedule made it."""
+    """The tick that a job was added for, by its id; None if no schedule added it."""
     try:
         return due_ms(datetime.fromisoformat(id.rpartition("@")[2]))
     except ValueError:
@@ -266,7 +274,7 @@ def tick_of(id: str) -> int | None:
 
 
 def _spread(id: str, spread_ms: int) -> int:
-    """A moment within the spread: random from tick to tick, and the same on every node."""
+    """A moment within the spread: random for each tick, and the same on every node."""
     digest = hashlib.blake2b(id.encode(), digest_size=8).digest()
     return int.from_bytes(digest) % (spread_ms + 1)
 

@@ -1,65 +1,89 @@
-"""The seam: what the engine needs of a durable store, and how one is opened by URL.
+"""The seam: what the engine needs from a durable store, and how to open one by URL.
 
-Each method is one atomic step in a job's life and takes many jobs at once. A store knows no retry
+Each method is one atomic step in a job's life and takes many jobs at once. A store has no retry
 policy, no worker loop and no HTTP. `tests/contract/` checks every sentence below on every store.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
 from tickwheel.clock import Clock, SystemClock
-from tickwheel.errors import BadArguments, BadConfig
-from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.errors import BadArguments, BadConfig, UsageError, shown
+from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.limit import Rate
+from tickwheel.masking import QUOTE_LOGIN, masked
 from tickwheel.schedule import Schedule
-from tickwheel.throttle import Rate
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs `find` looks for; None matches all."""
+    """Which jobs `find` returns; None matches all."""
 
     state: State | None = None
     queue: str | None = None
     task: str | None = None
+    # A name, and the value that a job's meta must have for it.
+    meta: tuple[str, str] | None = None
+
+    def has_meta(self, job: Job) -> bool:
+        """Whether the job's meta matches."""
+        return self.meta is None or (job.meta or {}).get(self.meta[0]) == self.meta[1]
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the jobs that were looked for, and where to go on; no cursor means no more."""
+    """Some of the matching jobs, and where to continue; no cursor means no more."""
 
     jobs: list[Job]
     cursor: str | None = None
 
 
+# How many jobs `parked` returns at most.
+PARKED_LIMIT = 1000
+
+# Texts up to this many characters are not measured exactly.
+SHORT = 4096
+
+
 def job_bytes(job: Job) -> int:
-    """About how many bytes a job is, for what bounds a batch."""
-    size = _text_bytes(job.payload)
+    """About how many bytes a job takes, for the bounds of a batch."""
+    size = len(job.payload)
+    if size >= SHORT:
+        size = _text_bytes(job.payload)
     if job.result is not None:
         size += _text_bytes(job.result)
+    if job.traceback is not None:
+        size += len(job.traceback)
+    if job.meta is not None:
+        size += sum(len(name) + len(value) for name, value in job.meta.items())
+    if job.progress is not None:
+        size += len(job.progress.words)
     if job.history:
         size += sum(len(run.error or "") for run in job.history)
     return size
 
 
 def settlement_bytes(settlement: Settlement) -> int:
-    """About how many bytes a settlement is, with its job."""
+    """About how many bytes a settlement takes, with its job."""
     size = job_bytes(settlement.job)
+    if settlement.traceback is not None:
+        size += len(settlement.traceback)
     return size if settlement.result is None else size + _text_bytes(settlement.result)
 
 
 def _text_bytes(text: str) -> int:
-    """Of what is short, about as many as characters will do."""
+    """The bytes of a text; for a short one, its number of characters is close enough."""
     size = len(text)
-    return size if size < 4096 or text.isascii() else len(text.encode())
+    return size if size < SHORT or text.isascii() else len(text.encode())
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue: how many jobs stand in each state, and whether it hands them out."""
+    """A queue: how many jobs are in each state, and whether it is paused."""
 
     name: str
     paused: bool = False
@@ -89,6 +113,14 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     offset_ms: float = 0
     # The schedules that its code declares, by name.
     schedules: tuple[str, ...] = ()
+    # The app that it runs, and the tasks that it knows, by name. None: an older release, which
+    # didn't say.
+    app: str | None = None
+    tasks: tuple[str, ...] | None = None
+
+    def knows(self, task: str) -> bool:
+        """Whether it can run this task, as far as can be told."""
+        return self.tasks is None or task in self.tasks
 
 
 class Durability(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +130,10 @@ class Durability(msgspec.Struct, frozen=True, kw_only=True):
     process_crash: bool
     power_loss: bool
     machine_loss: bool
+    # If a crash may lose acknowledged adds: those of at most this long. None: of any age.
+    window_ms: int | None = None
     summary: str
-    # What to change for more, where something is weak.
+    # What to change to survive more.
     fixes: tuple[str, ...] = ()
 
 
@@ -109,7 +143,7 @@ class Level(StrEnum):
     OK = "ok"
     # Worth knowing, or weaker than it could be.
     WARN = "warn"
-    # Jobs are late, stuck or in danger.
+    # Jobs are late, stuck or at risk.
     BAD = "bad"
 
 
@@ -122,36 +156,40 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+# Called with the ids of jobs that may have ended, on the event loop of whoever watches them.
+Tell = Callable[[Collection[str]], None]
+
+
 class Store(Protocol):
-    """Durable truth about jobs and schedules.
+    """The durable truth about jobs and schedules.
 
-    Each step of a job, and the firing of a schedule, happens whole or not at all; a store may split
-    a call for many jobs, and bounds what it moves at once by bytes as well as by count (`portions`
-    in tickwheel.batch). Repeating a call after a lost reply changes nothing more. Answers come in
-    the order of the question. Any method may raise StoreUnavailable, after which it is unknown
-    whether the step happened; no other exception is expected.
+    Each step of a job, and the firing of a schedule, happens completely or not at all; a store may
+    split a call for many jobs, and bounds what it moves at once by bytes as well as by count
+    (`portions` in tickwheel.batch). Repeating a call after a lost reply changes nothing more.
+    Answers are in the order of the arguments. Any method may raise StoreUnavailable, after which it
+    is unknown whether the step happened; no other exception is expected.
 
-    `now_ms` is the caller's estimate of the store's own clock. A store whose server keeps the time
-    itself may use that instead. One store object serves one event loop: see `twin`.
+    `now_ms` is the caller's estimate of the store's clock. A store whose server keeps the time may
+    use the server's instead. One store object serves one event loop: see `new_handle`.
     """
 
-    # How long before they are due jobs are handed out.
+    # How long before they are due jobs can be claimed.
     ahead_ms: int
-    # How many large steps it gains from having under way at the same time.
-    lanes: int
-    # Whether its clock is that of the node, for want of a server with one. Leases are spans of
-    # time: such a store moves them along when that clock is set.
+    # How many large steps under way at the same time still make it faster.
+    max_inflight: int
+    # Whether its clock is the node's own, because it has no server. Leases are durations: such a
+    # store shifts them when that clock is set.
     own_clock: bool
 
-    # --- Life
+    # --- Open and close
 
     async def open(self) -> None:
         """Connect; create or migrate what is missing. Refuses a schema newer than this release."""
 
     async def close(self) -> None:
-        """Let go of everything. Closing twice, or before opening, does nothing."""
+        """Release all resources. Closing twice, or before opening, does nothing."""
 
-    def twin(self) -> Store:
+    def new_handle(self) -> Store:
         """Another handle on the same jobs, not yet open, for another event loop or thread."""
 
     async def time_ns(self) -> int:
@@ -160,115 +198,157 @@ class Store(Protocol):
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
-        """Add each job as `job.added` has it, unless its id is taken; say which were added.
+        """Add each job as `job.added` returns it, unless its id is taken; returns which were added.
 
         An id stays taken until its job is pruned or deleted. After a lost reply False may mean
         "by you, a moment ago".
         """
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        now_ms: int,
+        lease_ms: int,
+        tasks: Collection[str] = (),
+        call: int | None = None,
+        again: bool = False,
     ) -> list[Job]:
         """Hand up to `limit` jobs of these queues to `worker`, for `lease_ms`.
 
-        A job can be claimed when its queue is not paused and
-        - it is WAITING and due by `now_ms + ahead_ms`, or
+        A job can be claimed if its queue is not paused and
+        - it is WAITING and due by `now_ms + ahead_ms`; if it is parked, only where its task is one
+          of `tasks`, those that the worker knows; or
         - it is RUNNING and its lease has run out: a takeover. If it was asked to stop, it is
           CANCELLED instead of handed out.
-        Higher priority first, then in the order in which they could be claimed. Each comes back
-        RUNNING, with `attempt` one higher than ever before and a fence of its own. Of large jobs
-        there may be fewer than `limit` although more could be claimed, but at least one: `wait`
-        then returns at once.
+        Higher priority first, then in the order in which they became claimable. Each is returned
+        RUNNING, with `attempt` one higher than ever before and a fence of its own. With `tasks`, a
+        store may park a job of another task in the same step, as `park` would: it is returned
+        WAITING and parked, and nobody holds it. If jobs are large, there may be fewer than `limit`
+        although more could be claimed, but at least one: `wait` then returns at once.
+
+        A caller that loses the reply repeats the call on the same handle, with `again` and the same
+        `call` number as the first time (from `new_fence`). It gets the jobs that the first call
+        claimed and whose lease still holds, with a new lease; and other jobs only if there are none
+        of those.
         """
 
-    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
-        """Return when a claim may find work in these queues, at the latest at `until_ms`.
+    async def wait(
+        self, queues: Sequence[str], *, now_ms: int, until_ms: int, tasks: Collection[str] = ()
+    ) -> None:
+        """Return when a claim with these `tasks` may find work in these queues, at the latest at
+        `until_ms`. Parked jobs of other tasks don't end it.
 
-        A hint: it may come early or late, so it is never the only way that work is found.
+        A hint: it may be early or late, so it is never the only way to find work.
         """
 
-    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        """The ids of jobs in the hand of `worker` that were asked to stop.
+    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        """The ids of jobs held by `worker` that were asked to stop.
 
-        Answers as soon as there is one, or with none at `until_ms`. A hint like `wait`: `extend`
+        Returns as soon as there is one, or with none at `until_ms`. A hint like `wait`: `extend`
         tells the same, later.
         """
 
-    async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        """Move the leases of jobs in hand to `now_ms + lease_ms`, and note their `started_ms`.
+    async def watch_ended(
+        self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
+    ) -> None:
+        """Until `until_ms`, call `tell` with those of these jobs that may have ended: soon after
+        each does, and at the beginning with those that may have ended before.
 
-        Answers with the job as it stands, with its new fence and whether it was asked to stop;
-        None where it is no longer ours: taken over, ended, or its lease had run out.
+        `ids` may change meanwhile: what counts is what it has when there is something to tell. A
+        hint like `wait`: it may come late, or for a job that has not ended, so whoever watches
+        begins again now and then. Steps cost nothing more while nobody watches.
+        """
+
+    async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
+        """Extend the leases of held jobs to `now_ms + lease_ms`, and store their `started_ms` and
+        `progress`.
+
+        Returns the job as it is now, with its new fence and whether it was asked to stop; None if
+        it is no longer ours: taken over, ended, or its lease had run out.
         """
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
-        """Write how attempts ended. What a settlement makes of a job is `job.settled`.
+        """Write how attempts ended. `job.settled` defines what a settlement does to a job.
 
-        False where the attempt is no longer the holder's: another attempt or a cancel came first,
-        or the lease had run out. A repeat of the last settlement that was taken answers True again.
+        False if the attempt no longer holds the job: another attempt or a cancel came first, or the
+        lease had run out. Repeating the last accepted settlement returns True again.
         """
 
-    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
-        """End jobs that are WAITING, ask the holders of those that are RUNNING to stop."""
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelOutcome]:
+        """Cancel jobs that are WAITING, and ask the holders of RUNNING jobs to stop."""
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
-        """Put ended jobs back to run now; False where a job has not ended or is unknown."""
+        """Put ended jobs back to run now; False if a job has not ended or is unknown."""
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
-        """Forget ended jobs at once; False where a job has not ended or is unknown."""
+        """Delete ended jobs; False if a job has not ended or is unknown."""
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
-        """Forget up to `limit` jobs that ended in one of these states before `before_ms`.
+        """Delete up to `limit` jobs that ended in one of these states before `before_ms`.
 
-        Says how many; fewer than `limit` means that no more are left. May keep a little more
+        Returns how many; fewer than `limit` means that no more are left. May keep a little more
         than asked.
         """
 
     # --- Schedules
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
-        """Add the schedule, or replace the one of its name; answers with its new fence."""
+        """Add the schedule, or replace the one of its name; returns it with its new fence."""
+
+    async def replace_schedule(self, schedule: Schedule) -> bool:
+        """Replace the schedule that was read with this fence; False if it was changed, fired or
+        deleted since."""
 
     async def delete_schedule(self, name: str) -> bool:
-        """Forget a schedule; False where there was none."""
+        """Delete a schedule; False if there was none."""
 
     async def schedules(self) -> list[Schedule]:
         """All schedules, by name."""
 
     async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
-        """Add the jobs of one tick and move the schedule on to `next_ms`, both or neither.
+        """Add the jobs of one tick and advance the schedule to `next_ms`, both or neither.
 
         The last of the jobs becomes the schedule's `last_id`; without jobs it stays as it was.
-        False where the schedule was changed, fired or deleted since it was read: nothing is added
-        then. Jobs whose id is taken are left out, as in `add`.
+        False if the schedule was changed, fired or deleted since it was read; then nothing is
+        added. Jobs whose id is taken are skipped, as in `add`.
         """
 
-    # --- Looking and operating
+    # --- Browsing and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        """Jobs by id; None where unknown."""
+        """Jobs by id; None if unknown."""
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
-        """Some jobs that match, in the store's own order, from where `cursor` left off.
+        """Some matching jobs, in the store's own order, continuing from `cursor`.
 
-        A page may hold fewer than `limit` although more follow: only a page without a cursor is
-        the last. Jobs that change state while paging may be missed or seen twice.
+        A page may hold fewer than `limit` although more follow: only a page without a cursor is the
+        last. Jobs that change state while paging may be missed or seen twice. Raises BadArguments
+        for a cursor that can't be one of this query. A filter for which a store has no index makes
+        it scan: a page then looks at a bounded number of jobs.
+        """
+
+    async def parked(self) -> list[Job]:
+        """Of each queue and task with parked jobs, one such job: the one that is due first, or one
+        near it. At most PARKED_LIMIT.
         """
 
     async def queues(self) -> list[QueueInfo]:
         """Every queue that holds jobs or is paused, by name.
 
-        Counts cost O(1), and are exact as soon as nothing is under way.
+        Counts cost O(1), and are exact whenever nothing is under way.
         """
 
     async def pause(self, queue: str, paused: bool) -> None:
-        """Stop, or go on, handing out jobs of a queue. They become due all the same."""
+        """Pause or resume a queue. While it is paused its jobs become due but can't be claimed."""
 
     async def beat(self, worker: WorkerInfo) -> None:
-        """Note that a worker lives. `gone_after_ms=0` strikes it off."""
+        """Record that a worker is running. `gone_after_ms=0` removes it."""
 
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
-        """The workers that were seen lately, by name."""
+        """The workers that were seen recently, by name."""
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
         """Take one token from the bucket `key`, shared by all nodes: 0, or the milliseconds to wait
@@ -278,10 +358,10 @@ class Store(Protocol):
         """What an acknowledged add survives, read from the live store."""
 
     async def findings(self) -> list[Finding]:
-        """What else an operator should know of this store: versions, limits, drift."""
+        """What else an operator should know about this store: versions, limits, drift."""
 
 
-# Where each kind of store lives. By name, because a store's driver may not be installed.
+# The module of each kind of store. By name, because a store's driver may not be installed.
 _KINDS = {
     "memory": ("tickwheel.stores.memory", "MemoryStore"),
     "sqlite": ("tickwheel.stores.sqlite.store", "SqliteStore"),
@@ -299,30 +379,54 @@ _KINDS = {
 def checked_text(what: str, text: str) -> str:
     """Text that every store can keep. Bytes that are not UTF-8 reach Python as lone surrogates."""
     if not isinstance(text, str):
-        raise BadArguments(f"{what}={text!r}: give a str")
+        raise BadArguments(f"{what}={shown(text)}: must be a str")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadArguments(f"{what}={text!r} has a lone surrogate, which no store keeps") from None
+        raise BadArguments(
+            f"{what}={shown(text)} has a lone surrogate, which no store can keep"
+        ) from None
     return text
 
 
+# No page returns a longer cursor.
+CURSOR_LIMIT = 4096
+
+
+def not_a_cursor(cursor: str) -> BadArguments:
+    """For a cursor that no page of this query can have returned."""
+    shown = cursor if len(cursor) <= 200 else f"{cursor[:200]}…"
+    return BadArguments(
+        f"{shown!r} is not a cursor of this query; use the one that the previous page returned"
+    )
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
 def open_store(url: str, *, clock: Clock | None = None) -> Store:
-    """A store for this URL, not yet open. Its driver is imported here and only if needed."""
+    """A store for this URL, not yet open. Its driver is imported only here."""
     try:
         url.encode()
     except UnicodeEncodeError:
         raise BadConfig("the store's URL is not valid UTF-8; write other bytes as %XX") from None
-    scheme = urlsplit(url).scheme if "://" in url else ""
+    found = _SCHEME.match(url)
+    scheme = found[1].lower() if found else ""
     if scheme not in _KINDS:
         # Only the scheme: the rest of a URL may hold a password.
         raise BadConfig(
-            f"no store for {scheme + '://' if scheme else url!r}: a store URL is "
+            f"no store for {scheme + '://' if scheme else masked(url)!r}: a store URL is "
             "sqlite:///jobs.db (a file in this folder), "
             "sqlite:////var/lib/jobs.db (an absolute path), nats://host:4222, "
             "postgresql://user@host/database, redis://host:6379 or memory://"
         )
     module, name = _KINDS[scheme]
     kind = getattr(importlib.import_module(module), name)
-    store: Store = kind.from_url(url, clock=clock or SystemClock())
+    try:
+        store: Store = kind.from_url(url, clock=clock or SystemClock())
+    except UsageError:
+        raise
+    except ValueError:
+        # What was raised may quote the password.
+        raise BadConfig(f"the store URL {masked(url)!r} can't be read: {QUOTE_LOGIN}") from None
     return store

@@ -1,13 +1,13 @@
-"""One statement on a connection of the user's own, inside whatever transaction it is in.
+"""Run one statement on the user's own connection, inside its current transaction.
 
-Whose connection it is shows in the name of its type: nothing is imported for it. Drivers differ in
-how a parameter is written and in whether they are awaited; both are settled here.
+The driver is recognized by the name of the connection's type: nothing is imported for it. Drivers
+differ in how they write a parameter and in whether they are awaited; both are handled here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ from tickwheel.job import Job
 
 
 class Statement(NamedTuple):
-    """SQL with one parameter, written `%(jobs)s`; it may give back rows of one id each."""
+    """SQL with one parameter, written `%(jobs)s`; it may return rows of one id each."""
 
     # "postgresql" or "sqlite".
     dialect: str
@@ -26,12 +26,12 @@ class Statement(NamedTuple):
 
 @runtime_checkable
 class Transactional(Protocol):
-    """A place that jobs can be written to by a connection of the user's."""
+    """A database to which jobs can be written through the user's connection."""
 
     def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
-        """The statement that adds these jobs; gives back the ids of those that were added.
+        """The statement that adds these jobs and returns the ids of those that were added.
 
-        `driver` is the package that the connection is of. BadConfig where that won't do.
+        `driver` is the package of the connection. Raises BadConfig if it can't be used.
         """
 
 
@@ -43,15 +43,16 @@ class InFile(Protocol):
     def path(self) -> Path: ...
 
 
-# How each driver writes the parameter, and what it takes for it.
+# How each driver writes the parameter, and what it accepts for it.
 _STYLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "pyformat": ("%(jobs)s", lambda jobs: {"jobs": jobs}),
     "format": ("%s", lambda jobs: (jobs,)),
     "qmark": ("?", lambda jobs: (jobs,)),
-    "numeric_dollar": ("$1", lambda jobs: (jobs,)),
+    # As text: where the connection encodes JSON itself, it would encode ours again.
+    "numeric_dollar": ("cast($1 as text)::json", lambda jobs: (jobs,)),
     "named": (":jobs", lambda jobs: {"jobs": jobs}),
 }
-# Drivers that are known by the name of their package: the dialect they speak, and their style.
+# Drivers known by the name of their package: their dialect and their style.
 _DRIVERS = {
     "psycopg": ("postgresql", "pyformat"),
     "psycopg2": ("postgresql", "pyformat"),
@@ -64,16 +65,16 @@ KNOWN = "psycopg, asyncpg, sqlite3, apsw, aiosqlite, SQLAlchemy (session or conn
 
 
 def driver_of(connection: Any) -> str:
-    """The package that a connection is of."""
+    """The package of a connection."""
     return type(connection).__module__.partition(".")[0].lstrip("_")
 
 
 def run_sync(connection: Any, statement: Statement) -> list[str]:
-    """Run the statement on a connection that is not awaited; gives the ids that came back."""
+    """Run the statement on a connection that is not awaited; returns the resulting ids."""
     if driver_of(connection) in ("asyncpg", "aiosqlite") or type(connection).__name__.startswith(
         "Async"
     ):
-        raise BadConfig("this connection is an async one: await enqueue(…) instead")
+        raise BadConfig("this connection is async; use await enqueue(…) instead")
     return _ids(_run(connection, statement))
 
 
@@ -104,7 +105,9 @@ def _run(connection: Any, statement: Statement) -> Any:
         raise
     except Exception as error:
         raise _in_our_words(error, statement) from error
-    raise BadConfig(f"connection={connection!r}: known are {KNOWN}")
+    # Not its repr: somebody may have given a URL with a password.
+    kind = type(connection).__qualname__
+    raise BadConfig(f"connection= is of type {kind}, which is not supported; these are: {KNOWN}")
 
 
 def _by_driver(connection: Any, package: str, statement: Statement) -> Any:
@@ -112,19 +115,34 @@ def _by_driver(connection: Any, package: str, statement: Statement) -> Any:
     sql, parameters = _written(statement, dialect, style)
     if package == "asyncpg":
         return connection.fetch(sql, *parameters)
+    if package == "psycopg":
+        return _by_psycopg(connection, sql, parameters)
     if package == "psycopg2":
-        cursor = connection.cursor()
+        from psycopg2.extensions import cursor as plain
+
+        cursor = connection.cursor(cursor_factory=plain)
         cursor.execute(sql, parameters)
         return cursor
     return connection.execute(sql, parameters)
 
 
+def _by_psycopg(connection: Any, sql: str, parameters: Any) -> Any:
+    """On a cursor of our own: the connection's may take other parameters or give other rows."""
+    import psycopg
+
+    awaited = isinstance(connection, psycopg.AsyncConnection)
+    kind: Any = psycopg.AsyncCursor if awaited else psycopg.Cursor
+    return kind(connection, row_factory=psycopg.rows.tuple_row).execute(sql, parameters)
+
+
 def _by_sqlalchemy(connection: Any, statement: Statement) -> Any:
     if type(connection).__name__.startswith("Async") or hasattr(connection, "sync_session"):
         return _by_async_sqlalchemy(connection, statement)
-    # A session, or a scoped one, gives the connection of its transaction.
+    # A session, or a scoped one, has the connection of its transaction.
     if hasattr(connection, "connection") and callable(connection.connection):
         connection = connection.connection()
+    if not hasattr(connection, "exec_driver_sql"):
+        raise BadConfig("connection= is a SQLAlchemy engine; give a connection or a session of it")
     dialect = connection.dialect
     sql, parameters = _written(statement, dialect.name, dialect.paramstyle)
     return connection.exec_driver_sql(sql, parameters)
@@ -149,40 +167,51 @@ def _by_django(connection: Any, statement: Statement) -> Any:
 def _written(statement: Statement, dialect: str, style: str) -> tuple[str, Any]:
     if dialect != statement.dialect:
         raise BadConfig(
-            f"this connection is to {dialect}, the jobs are in {statement.dialect}: "
-            "give a connection to the same database, or the app an outbox there"
+            f"this connection is to {dialect}, but the jobs are in {statement.dialect}; "
+            "use a connection to the same database, or give the app an outbox there"
         )
     if style not in _STYLES:
-        raise BadConfig(f"this driver writes parameters as {style}; known are {', '.join(_STYLES)}")
+        raise BadConfig(
+            f"parameter style {style} is not supported; these are: {', '.join(_STYLES)}"
+        )
     mark, parameters = _STYLES[style]
     sql = statement.sql.replace("%(jobs)s", mark)
-    # Where a percent sign means nothing special, it is not doubled.
+    # If a percent sign has no special meaning, it is not doubled.
     return sql if "format" in style else sql.replace("%%", "%"), parameters(statement.jobs)
 
 
 def _ids(answer: Any) -> list[str]:
-    """From rows, or a cursor that may have none to give."""
+    """The ids from rows, or from a cursor that may have none."""
     if getattr(answer, "returns_rows", True) is False or _nothing(answer):
         return []
     rows = answer.fetchall() if hasattr(answer, "fetchall") else answer
-    return [row[0] for row in rows or ()]
+    return [_first(row) for row in rows or ()]
+
+
+def _first(row: Any) -> str:
+    """The one value of a row, whatever the connection makes of rows: tuples, mappings, values."""
+    if isinstance(row, Mapping):
+        row = next(iter(row.values()))
+    elif not isinstance(row, (str, bytes)):
+        row = row[0]
+    return row.decode() if isinstance(row, bytes) else str(row)
 
 
 def _nothing(cursor: Any) -> bool:
     """Whether a cursor of a database driver has run something without rows."""
     try:
         return hasattr(cursor, "fetchall") and getattr(cursor, "description", 0) is None
-    except Exception:  # apsw: a statement that is done can't be described any more
+    except Exception:  # apsw: a finished statement can't be described any more
         return True
 
 
 def _in_our_words(error: Exception, statement: Statement) -> Exception:
-    """A table that is missing is the user's to make; everything else is the driver's own error."""
+    """Explain a missing table, which the user must create; pass on all other errors."""
     words = str(error).lower()
     if "no such table" in words or "does not exist" in words:
         if "outbox" in words:
-            make = "tickwheel outbox MODULE:APP makes it"
+            make = "run tickwheel outbox MODULE:APP to create it"
         else:
-            make = "is it the database of the store? tickwheel migrate, or a worker, makes it"
-        return StoreUnavailable(f"the table for jobs is missing here ({error}): {make}")
+            make = "if this is the store's database, run tickwheel migrate or a worker to create it"
+        return StoreUnavailable(f"the table for jobs is missing ({error}); {make}")
     return error

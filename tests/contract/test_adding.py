@@ -25,7 +25,12 @@ async def test_an_added_job_waits(h: Harness) -> None:
     await h.add(h.job())
     job = await h.get()
     assert (job.state, job.attempt, job.failures, job.takeovers) == (State.WAITING, 0, 0, 0)
-    assert (job.worker, job.lease_until_ms, job.ended_ms, job.asked) == (None, None, None, False)
+    assert (job.worker, job.lease_until_ms, job.ended_ms, job.cancel_requested) == (
+        None,
+        None,
+        None,
+        False,
+    )
     assert job.history == ()
 
 
@@ -65,7 +70,7 @@ async def test_a_job_that_is_added_waits_whatever_it_was(h: Harness) -> None:
     [held] = await h.claimed(h.job("running"))
     await h.add(msgspec.structs.replace(held, id="added", due_ms=h.now + 3_600_000))
     job = await h.get("added")
-    assert (job.state, job.lease_until_ms, job.asked, job.attempt) == (
+    assert (job.state, job.lease_until_ms, job.cancel_requested, job.attempt) == (
         State.WAITING,
         None,
         False,
@@ -200,3 +205,11 @@ async def test_a_job_may_be_due_long_ago_or_in_the_year_9999(h: Harness) -> None
     await h.add(h.job("past", delay_ms=1 - h.now), h.job("far", delay_ms=far - h.now))
     assert (await h.get("far")).due_ms == far
     assert await h.claim_ids() == ["past"]
+
+
+async def test_a_job_due_after_the_last_calendar_day_harms_no_other(h: Harness) -> None:
+    """Nobody can enqueue one, but another program may have stored it, and it may be moved here."""
+    far = h.job("far", delay_ms=10**15)
+    await h.add(far, h.job("now"))
+    assert await h.claim_ids() == ["now"]
+    assert (await h.get("far")).due_ms == far.due_ms

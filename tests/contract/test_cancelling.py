@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stores import Harness
-from tickwheel.job import ENDED, Cancelled, Outcome, State
+from tickwheel.job import ENDED, CancelOutcome, Outcome, State
 
 AGAIN = (Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE)
 
 
-async def cancel(h: Harness, id: str = "job") -> Cancelled:
+async def cancel(h: Harness, id: str = "job") -> CancelOutcome:
     [answer] = await h.store.cancel([id], now_ms=h.now)
     return answer
 
@@ -26,7 +26,7 @@ async def test_a_job_that_was_ready_counts_as_cancelled_and_no_more(h: Harness) 
 
 async def test_a_waiting_job_is_cancelled_at_once(h: Harness) -> None:
     await h.add(h.job(delay_ms=3_600_000))
-    assert await cancel(h) is Cancelled.CANCELLED
+    assert await cancel(h) is CancelOutcome.CANCELLED
     job = await h.get()
     assert (job.state, job.attempt, job.history) == (State.CANCELLED, 0, ())
     assert h.near(job.ended_ms, h.now)
@@ -35,7 +35,7 @@ async def test_a_waiting_job_is_cancelled_at_once(h: Harness) -> None:
 
 async def test_a_job_that_is_due_is_cancelled_and_never_handed_out(h: Harness) -> None:
     await h.add(h.job("a"), h.job("b"))
-    assert await cancel(h, "a") is Cancelled.CANCELLED
+    assert await cancel(h, "a") is CancelOutcome.CANCELLED
     assert await h.claim_ids() == ["b"]
 
 
@@ -44,14 +44,14 @@ async def test_a_job_that_could_be_claimed_before_is_not_handed_out_after(h: Har
     await h.add(h.job("a"), h.job("b"), h.job("c"))
     [first] = await h.claim_ids(1)
     others = sorted({"a", "b", "c"} - {first})
-    assert await cancel(h, others[0]) is Cancelled.CANCELLED
+    assert await cancel(h, others[0]) is CancelOutcome.CANCELLED
     assert await h.claim_ids() == [others[1]]
 
 
 async def test_a_job_that_waits_for_its_retry_is_cancelled(h: Harness) -> None:
     [held] = await h.claimed(h.job())
     await h.settle(h.retry(held))
-    assert await cancel(h) is Cancelled.CANCELLED
+    assert await cancel(h) is CancelOutcome.CANCELLED
     assert await h.claim() == []
     assert len((await h.get()).history) == 1
 
@@ -59,7 +59,7 @@ async def test_a_job_that_waits_for_its_retry_is_cancelled(h: Harness) -> None:
 async def test_a_job_of_a_paused_queue_is_cancelled(h: Harness) -> None:
     await h.add(h.job())
     await h.store.pause("default", True)
-    assert await cancel(h) is Cancelled.CANCELLED
+    assert await cancel(h) is CancelOutcome.CANCELLED
     await h.store.pause("default", False)
     assert await h.claim() == []
 
@@ -69,9 +69,9 @@ async def test_a_job_of_a_paused_queue_is_cancelled(h: Harness) -> None:
 
 async def test_the_holder_of_a_running_job_is_asked_to_stop_it(h: Harness) -> None:
     await h.claimed(h.job())
-    assert await cancel(h) is Cancelled.ASKED
+    assert await cancel(h) is CancelOutcome.REQUESTED
     job = await h.get()
-    assert (job.state, job.asked, job.worker) == (State.RUNNING, True, "ann")
+    assert (job.state, job.cancel_requested, job.worker) == (State.RUNNING, True, "ann")
     assert await h.counts() == {"running": 1}
 
 
@@ -79,7 +79,7 @@ async def test_extend_tells_that_the_job_was_asked_to_stop(h: Harness) -> None:
     asked, left_alone = await h.claimed(h.job("asked"), h.job("left alone"))
     await cancel(h, "asked")
     answers = await h.store.extend([asked, left_alone], now_ms=h.now, lease_ms=h.lease_ms)
-    assert [job and job.asked for job in answers] == [True, False]
+    assert [job and job.cancel_requested for job in answers] == [True, False]
 
 
 async def test_asking_does_not_shorten_the_lease(h: Harness) -> None:
@@ -97,7 +97,7 @@ async def test_a_job_asked_to_stop_is_cancelled_where_it_would_have_waited_again
     await cancel(h)
     assert await h.settle(h.settlement(outcome, held))
     job = await h.get()
-    assert (job.state, job.asked, job.lease_until_ms) == (State.CANCELLED, False, None)
+    assert (job.state, job.cancel_requested, job.lease_until_ms) == (State.CANCELLED, False, None)
     assert h.near(job.ended_ms, h.now)
     assert job.history[-1].outcome is outcome
     assert await h.claim() == []
@@ -110,7 +110,7 @@ async def test_a_job_asked_to_stop_may_come_to_its_own_end(h: Harness, outcome: 
     await cancel(h)
     assert await h.settle(h.settlement(outcome, held))
     job = await h.get()
-    assert (job.state.value, job.asked) == (outcome.value, False)
+    assert (job.state.value, job.cancel_requested) == (outcome.value, False)
 
 
 @pytest.mark.parametrize("outcome", AGAIN)
@@ -141,7 +141,7 @@ async def test_an_asked_job_is_not_handed_out_when_its_lease_runs_out(h: Harness
     await h.lose_leases()
     assert await h.claim(worker="bob") == []
     job = await h.get()
-    assert (job.state, job.asked, job.attempt) == (State.CANCELLED, False, 1)
+    assert (job.state, job.cancel_requested, job.attempt) == (State.CANCELLED, False, 1)
     assert (job.lease_until_ms, job.takeovers) == (None, 0)
     assert job.ended_ms is not None and job.ended_ms >= (held.lease_until_ms or 0)
     assert await h.counts() == {"cancelled": 1}
@@ -185,9 +185,9 @@ async def test_an_asked_job_takes_no_other_job_with_it(h: Harness) -> None:
 async def test_a_job_whose_lease_has_run_out_is_cancelled_at_once(h: Harness) -> None:
     await h.claimed(h.job(), worker="ann")
     await h.lose_leases()
-    assert await cancel(h) is Cancelled.CANCELLED
+    assert await cancel(h) is CancelOutcome.CANCELLED
     job = await h.get()
-    assert (job.state, job.asked) == (State.CANCELLED, False)
+    assert (job.state, job.cancel_requested) == (State.CANCELLED, False)
     assert [run.outcome for run in job.history] == [Outcome.LOST]
     assert await h.claim(worker="bob") == []
 
@@ -216,10 +216,10 @@ async def test_a_job_that_was_taken_over_asks_its_new_holder(h: Harness) -> None
     [lost] = await h.claimed(h.job(), worker="ann")
     await h.lose_leases()
     held = await h.claim_one(worker="bob")
-    assert await cancel(h) is Cancelled.ASKED
+    assert await cancel(h) is CancelOutcome.REQUESTED
     assert await h.extend(lost) is None
     extended = await h.extend(held)
-    assert extended is not None and extended.asked
+    assert extended is not None and extended.cancel_requested
 
 
 # --- Too late, unknown
@@ -229,12 +229,12 @@ async def test_a_job_that_was_taken_over_asks_its_new_holder(h: Harness) -> None
 async def test_a_job_that_has_ended_is_too_late_to_cancel(h: Harness, state: State) -> None:
     before = await h.ended(state)
     await h.pass_time(h.step_ms)
-    assert await cancel(h) is Cancelled.TOO_LATE
+    assert await cancel(h) is CancelOutcome.TOO_LATE
     assert await h.get() == before
 
 
 async def test_an_unknown_job_cannot_be_cancelled(h: Harness) -> None:
-    assert await cancel(h) is Cancelled.UNKNOWN
+    assert await cancel(h) is CancelOutcome.UNKNOWN
     await h.add(h.job())
 
 
@@ -253,7 +253,7 @@ async def test_repeating_the_cancel_of_a_waiting_job_changes_nothing_more(h: Har
 
 async def test_repeating_the_cancel_of_a_running_job_asks_once(h: Harness) -> None:
     [held] = await h.claimed(h.job())
-    assert [await cancel(h), await cancel(h)] == [Cancelled.ASKED, Cancelled.ASKED]
+    assert [await cancel(h), await cancel(h)] == [CancelOutcome.REQUESTED, CancelOutcome.REQUESTED]
     assert await h.counts() == {"running": 1}
     assert await h.settle(h.done(held))
 
@@ -264,18 +264,18 @@ async def test_cancel_answers_in_the_order_of_the_question(h: Harness) -> None:
     await h.add(h.job("waiting"))
     answers = await h.store.cancel(["waiting", "no such", "ended", "running"], now_ms=h.now)
     assert answers == [
-        Cancelled.CANCELLED,
-        Cancelled.UNKNOWN,
-        Cancelled.TOO_LATE,
-        Cancelled.ASKED,
+        CancelOutcome.CANCELLED,
+        CancelOutcome.UNKNOWN,
+        CancelOutcome.TOO_LATE,
+        CancelOutcome.REQUESTED,
     ]
 
 
 async def test_an_id_named_twice_is_cancelled_once(h: Harness) -> None:
     await h.add(h.job())
     first, second = await h.store.cancel(["job", "job"], now_ms=h.now)
-    assert first is Cancelled.CANCELLED
-    assert second in (Cancelled.CANCELLED, Cancelled.TOO_LATE)
+    assert first is CancelOutcome.CANCELLED
+    assert second in (CancelOutcome.CANCELLED, CancelOutcome.TOO_LATE)
     assert await h.counts() == {"cancelled": 1}
 
 
@@ -287,5 +287,5 @@ async def test_a_thousand_jobs_are_cancelled_at_once(h: Harness) -> None:
     jobs = h.jobs(1000, delay_ms=3_600_000)
     await h.add(*jobs)
     answers = await h.store.cancel([job.id for job in jobs], now_ms=h.now)
-    assert answers == [Cancelled.CANCELLED] * 1000
+    assert answers == [CancelOutcome.CANCELLED] * 1000
     assert await h.counts() == {"cancelled": 1000}

@@ -67,6 +67,68 @@ async def test_a_thousand_jobs_are_handed_out_and_settled_at_once(h: Harness) ->
     assert await h.counts() == {"done": 1000}
 
 
+async def test_what_a_claim_leaves_in_other_queues_still_counts_as_waiting(h: Harness) -> None:
+    queues = ["one", "two", "three"]
+    await h.add(*(h.job(f"{queue}-{n}", queue=queue) for queue in queues for n in range(2)))
+    [held] = await h.claim(1, queues=queues)
+    for queue in queues:
+        counts = {"waiting": 1, "running": 1} if queue == held.queue else {"waiting": 2}
+        assert await h.counts(queue) == counts
+
+
+# --- Once more, after the reply was lost
+
+
+async def test_a_claim_that_is_repeated_gives_what_it_took(h: Harness) -> None:
+    await h.add(*h.jobs(5))
+    first = await h.claim(3, call=7)
+    await h.pass_time(h.lease_ms // 2)
+    second = await h.claim(3, call=7, again=True)
+    assert {job.id for job in second} == {job.id for job in first}
+    for job in second:
+        assert (job.attempt, job.takeovers, job.history) == (1, 0, ())
+        assert h.near(job.lease_until_ms, h.now + h.lease_ms)
+    assert await h.counts() == {"waiting": 2, "running": 3}
+    assert await h.store.settle([h.done(job) for job in second], now_ms=h.now) == [True] * 3
+
+
+async def test_a_claim_that_is_repeated_though_it_took_nothing_takes_what_there_is(
+    h: Harness,
+) -> None:
+    assert await h.claim(3, call=7) == []
+    await h.add(*h.jobs(2))
+    assert len(await h.claim(3, call=7, again=True)) == 2
+
+
+async def test_a_claim_that_is_repeated_gives_nothing_that_has_gone_on(h: Harness) -> None:
+    await h.add(*h.jobs(3))
+    settled, kept, gone = await h.claim(3, call=7)
+    assert await h.settle(h.done(settled))
+    assert await h.settle(h.settlement(Outcome.RELEASE, gone))
+    [other] = await h.claim(1, worker="bob", call=8)
+    assert other.id == gone.id
+    [again] = await h.claim(3, call=7, again=True)
+    assert again.id == kept.id
+
+
+async def test_a_claim_that_is_repeated_after_its_lease_is_a_new_one(h: Harness) -> None:
+    await h.add(h.job())
+    await h.claim(call=7)
+    await h.lose_leases()
+    [second] = await h.claim(call=7, again=True)
+    assert (second.attempt, second.takeovers) == (2, 1)
+
+
+async def test_a_job_that_was_asked_to_stop_says_so_when_its_claim_is_repeated(
+    h: Harness,
+) -> None:
+    await h.add(h.job())
+    await h.claim(call=7)
+    await h.store.cancel(["job"], now_ms=h.now)
+    [again] = await h.claim(call=7, again=True)
+    assert again.cancel_requested
+
+
 # --- From which queues
 
 

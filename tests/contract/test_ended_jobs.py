@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stores import Harness
 from tickwheel import job as life
-from tickwheel.job import ENDED, Cancelled, Outcome, State
+from tickwheel.job import ENDED, CancelOutcome, Outcome, State
 
 # --- Rerun
 
@@ -44,6 +45,16 @@ async def test_a_rerun_job_forgets_its_result_and_keeps_its_history(h: Harness) 
     assert (job.result, job.history) == (None, before.history)
 
 
+async def test_a_rerun_job_no_longer_expires(h: Harness) -> None:
+    soon = msgspec.structs.replace(h.job(), expires_ms=h.now + 60_000)
+    [held] = await h.claimed(soon)
+    await h.settle(life.expire(held, ended_ms=h.now))
+    assert (await h.get()).error == life.EXPIRED
+    await h.store.rerun(["job"], now_ms=h.now)
+    job = await h.get()
+    assert (job.expires_ms, job.error) == (None, None)
+
+
 async def test_the_attempts_of_a_rerun_job_go_on_counting(h: Harness) -> None:
     before = await h.ended(State.DEAD)
     await h.store.rerun(["job"], now_ms=h.now)
@@ -66,7 +77,7 @@ async def test_a_job_that_was_asked_to_stop_is_no_longer_asked_after_a_rerun(h: 
     assert await h.store.rerun(["job"], now_ms=h.now) == [True]
     await h.pass_time(h.step_ms)
     again = await h.claim_one()
-    assert not again.asked
+    assert not again.cancel_requested
     await h.settle(h.retry(again))
     assert (await h.get()).state is State.WAITING
 
@@ -152,7 +163,7 @@ async def test_a_deleted_job_is_neither_cancelled_nor_rerun_nor_settled(h: Harne
     [held] = await h.claimed(h.job())
     await h.settle(h.done(held))
     await h.store.delete(["job"])
-    assert await h.store.cancel(["job"], now_ms=h.now) == [Cancelled.UNKNOWN]
+    assert await h.store.cancel(["job"], now_ms=h.now) == [CancelOutcome.UNKNOWN]
     assert await h.store.rerun(["job"], now_ms=h.now) == [False]
     await h.settle(h.settlement(Outcome.DEAD, held))
     assert await h.store.get(["job"]) == [None]
@@ -191,6 +202,21 @@ async def test_prune_never_forgets_what_ended_at_that_moment_or_later(h: Harness
     assert pruned <= 2
     assert (await ids(h, "0", "1", "2", "3"))[-2:] == ["2", "3"]
     assert await h.counts() == {"done": 4 - pruned}
+
+
+async def test_a_job_that_ended_by_a_clock_that_is_ahead_keeps_no_other_from_being_pruned(
+    h: Harness,
+) -> None:
+    jobs = h.jobs(5)
+    held = await h.claimed(*jobs)
+    for n, each in enumerate(held):
+        ended_ms = h.now + (3_600_000 if n in (0, 2) else 0)
+        assert await h.settle(life.done(each, started_ms=h.now, ended_ms=ended_ms))
+    await h.pass_time(h.step_ms)
+    assert await h.store.prune([State.DONE], before_ms=h.now, limit=100) == 3
+    left = [job and job.id for job in await h.store.get([job.id for job in jobs])]
+    assert left == [jobs[0].id, None, jobs[2].id, None, None]
+    assert await h.counts() == {"done": 2}
 
 
 async def test_prune_forgets_no_more_than_its_limit(h: Harness) -> None:

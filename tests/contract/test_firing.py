@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stores import ODD_NAMES, Harness
-from tickwheel.job import Cancelled, State
+from tickwheel.job import CancelOutcome, State
 from tickwheel.schedule import Schedule
 
 HOUR = 3_600_000
@@ -93,6 +93,63 @@ async def test_a_schedule_is_deleted_once(h: Harness) -> None:
 
 async def test_an_unknown_schedule_cannot_be_deleted(h: Harness) -> None:
     assert not await h.store.delete_schedule("no such")
+
+
+# --- Replace
+
+
+def paused(read: Schedule) -> Schedule:
+    return msgspec.structs.replace(read, paused=True, rule='"new"', next_ms=None, last_id="last")
+
+
+async def test_a_schedule_is_replaced_by_whoever_read_it_last(h: Harness) -> None:
+    await h.store.put_schedule(schedule())
+    read = await only(h)
+    assert await h.store.replace_schedule(paused(read))
+    found = await only(h)
+    assert (found.paused, found.rule, found.next_ms, found.last_id) == (True, '"new"', None, "last")
+    assert found.fence != read.fence
+    assert not await h.store.replace_schedule(read)
+    assert await only(h) == found
+    assert not await h.store.fire(read, [h.job()], next_ms=TICK + HOUR)
+    assert await h.store.replace_schedule(found)
+    assert await h.store.fire(await only(h), [h.job()], next_ms=TICK + HOUR)
+
+
+async def test_a_schedule_that_was_put_since_is_not_replaced(h: Harness) -> None:
+    stored = await h.store.put_schedule(schedule())
+    again = await h.store.put_schedule(schedule())
+    assert not await h.store.replace_schedule(paused(stored))
+    assert await h.store.schedules() == [again]
+
+
+async def test_a_schedule_that_was_fired_since_is_not_replaced(h: Harness) -> None:
+    stored = await h.store.put_schedule(schedule())
+    assert await h.store.fire(stored, [h.job("tick")], next_ms=TICK + HOUR)
+    assert not await h.store.replace_schedule(paused(stored))
+    found = await only(h)
+    assert (found.next_ms, found.last_id, found.paused) == (TICK + HOUR, "tick", False)
+
+
+async def test_a_schedule_that_was_deleted_since_does_not_return(h: Harness) -> None:
+    stored = await h.store.put_schedule(schedule())
+    assert await h.store.delete_schedule("nightly")
+    assert not await h.store.replace_schedule(paused(stored))
+    assert not await h.store.replace_schedule(schedule())
+    assert await h.store.schedules() == []
+    again = await h.store.put_schedule(schedule())
+    assert not await h.store.replace_schedule(paused(stored))
+    assert await h.store.schedules() == [again]
+
+
+async def test_of_many_who_replace_a_schedule_at_the_same_time_one_does(h: Harness) -> None:
+    stored = await h.store.put_schedule(schedule())
+    rules = [f'"{n}"' for n in range(20)]
+    replaced = await asyncio.gather(
+        *(h.store.replace_schedule(msgspec.structs.replace(stored, rule=rule)) for rule in rules)
+    )
+    assert sorted(replaced) == [False] * 19 + [True]
+    assert (await only(h)).rule == rules[replaced.index(True)]
 
 
 # --- Fire
@@ -257,7 +314,7 @@ async def test_a_tick_may_add_many_jobs_to_several_queues(h: Harness) -> None:
 async def test_a_fired_job_is_a_job_like_any_other(h: Harness) -> None:
     stored = await h.store.put_schedule(schedule())
     await h.store.fire(stored, [h.job("a", delay_ms=HOUR), h.job("b")], next_ms=None)
-    assert await h.store.cancel(["a"], now_ms=h.now) == [Cancelled.CANCELLED]
+    assert await h.store.cancel(["a"], now_ms=h.now) == [CancelOutcome.CANCELLED]
     assert await h.settle(h.done(await h.claim_one()))
     assert await h.counts() == {"cancelled": 1, "done": 1}
 

@@ -29,7 +29,7 @@ def weight(jobs: Sequence[Job]) -> int:
 
 
 async def add_all(h: Harness) -> None:
-    await h.add(*(h.job(id, payload=text(id)) for id in IDS))
+    await h.add(*(h.job(id, payload=text(id), meta={"batch": "7"}) for id in IDS))
 
 
 async def claim_all(h: Harness) -> list[Job]:
@@ -79,6 +79,7 @@ async def test_large_jobs_are_found_page_by_page_in_every_state(h: Harness) -> N
     assert await h.store.settle(outcomes, now_ms=h.now) == [True] * COUNT
     assert sorted(job.id for job in await found(h, Query(state=State.DEAD))) == IDS
     assert sorted(job.id for job in await found(h, Query(task="task"))) == IDS
+    assert sorted(job.id for job in await found(h, Query(meta=("batch", "7")))) == IDS
 
 
 async def test_large_jobs_that_lost_their_worker_are_taken_over_a_portion_at_a_time(

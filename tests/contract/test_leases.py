@@ -140,7 +140,7 @@ async def test_a_cancel_request_leaves_the_noted_start_alone(h: Harness) -> None
     await h.extend(msgspec.structs.replace(held, started_ms=h.now))
     await h.store.cancel(["job"], now_ms=h.now)
     job = await h.get()
-    assert job.asked and job.started_ms is not None
+    assert job.cancel_requested and job.started_ms is not None
 
 
 async def test_a_takeover_remembers_whether_the_job_had_started(h: Harness) -> None:
@@ -415,6 +415,30 @@ async def test_repeating_a_settle_inside_one_batch_settles_once(h: Harness) -> N
     job = await h.get()
     assert (job.failures, len(job.history)) == (1, 1)
     assert await h.counts() == {"waiting": 1}
+
+
+async def test_of_two_settlements_of_one_attempt_in_a_batch_the_first_counts(h: Harness) -> None:
+    [held] = await h.claimed(h.job())
+    both = [h.done(held), h.settlement(Outcome.DEAD, held)]
+    assert await h.store.settle(both, now_ms=h.now) == [True, True]
+    job = await h.get()
+    assert (job.state, len(job.history)) == (State.DONE, 1)
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+async def test_a_batch_settles_the_attempt_that_holds_and_not_the_lost_one(
+    h: Harness, lost_first: bool
+) -> None:
+    [lost] = await h.claimed(h.job())
+    await h.lose_leases()
+    held = await h.claim_one(worker="bob")
+    both = [h.settlement(Outcome.DEAD, lost), h.done(held)]
+    answers = [False, True]
+    if not lost_first:
+        both.reverse()
+        answers.reverse()
+    assert await h.store.settle(both, now_ms=h.now) == answers
+    assert (await h.get()).state is State.DONE
 
 
 @pytest.mark.parametrize("outcome", AGAIN)

@@ -13,13 +13,13 @@ from tickwheel.store import Level, QueueInfo
 
 
 async def test_a_store_can_be_closed_twice(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await twin.close()
     await twin.close()
 
 
 async def test_a_store_can_be_closed_before_it_is_opened(h: Harness) -> None:
-    twin = h.store.twin()
+    twin = h.store.new_handle()
     await twin.close()
     await twin.open()
     assert await h.queues(twin) == []
@@ -27,14 +27,14 @@ async def test_a_store_can_be_closed_before_it_is_opened(h: Harness) -> None:
 
 
 async def test_closing_one_handle_leaves_the_other_open(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await h.add(h.job())
     await twin.close()
     assert await h.claim_ids() == ["job"]
 
 
 async def test_a_handle_can_be_opened_again_after_it_was_closed(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await twin.close()
     await twin.open()
     await h.add(h.job())
@@ -42,7 +42,7 @@ async def test_a_handle_can_be_opened_again_after_it_was_closed(h: Harness) -> N
 
 
 async def test_a_closed_handle_says_that_the_store_is_unavailable_or_works(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await twin.close()
     for step in (
         lambda: twin.add([h.job()]),
@@ -56,12 +56,12 @@ async def test_a_closed_handle_says_that_the_store_is_unavailable_or_works(h: Ha
 
 async def test_opening_keeps_what_is_there(h: Harness) -> None:
     await h.add(h.job())
-    await h.twin()
+    await h.new_handle()
     assert await h.counts() == {"waiting": 1}
 
 
 async def test_a_twin_sees_and_works_on_the_same_jobs(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     assert twin.ahead_ms == h.store.ahead_ms
     await h.add(h.job())
     [held] = await h.claim(store=twin)
@@ -71,7 +71,7 @@ async def test_a_twin_sees_and_works_on_the_same_jobs(h: Harness) -> None:
 
 
 async def test_a_twin_sees_the_same_schedules_and_pauses(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     stored = await h.store.put_schedule(Schedule(name="s", rule="{}", next_ms=h.now))
     assert await twin.schedules() == [stored]
     assert await twin.fire(stored, [h.job()], next_ms=None)
@@ -84,7 +84,7 @@ async def test_a_twin_serves_another_event_loop(h: Harness) -> None:
     now = h.now
 
     async def there() -> list[str]:
-        store = h.store.twin()
+        store = h.store.new_handle()
         await store.open()
         held = await store.claim(
             ["default"], worker="there", limit=1, now_ms=now, lease_ms=h.lease_ms
@@ -98,7 +98,7 @@ async def test_a_twin_serves_another_event_loop(h: Harness) -> None:
 
 
 async def test_many_handles_can_open_at_once(h: Harness) -> None:
-    twins = [h.store.twin() for _ in range(5)]
+    twins = [h.store.new_handle() for _ in range(5)]
     await asyncio.gather(*(twin.open() for twin in twins))
     await h.add(h.job())
     assert [await h.queues(twin) for twin in twins] == [[QueueInfo(name="default", waiting=1)]] * 5
@@ -107,7 +107,7 @@ async def test_many_handles_can_open_at_once(h: Harness) -> None:
 
 async def test_the_time_is_in_milliseconds_since_the_epoch(h: Harness) -> None:
     assert abs(await h.store.time_ns() // 1_000_000 - h.now) < 1000
-    twin = await h.twin()
+    twin = await h.new_handle()
     assert abs(await twin.time_ns() // 1_000_000 - h.now) < 1000
 
 

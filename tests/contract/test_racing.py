@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from stores import Harness
-from tickwheel.job import Cancelled, Job, Outcome, State
+from tickwheel.job import CancelOutcome, Job, Outcome, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store
 
@@ -19,7 +19,7 @@ async def in_threads(h: Harness, count: int, work: Callable[[Store, int], Awaita
     """The same work on a handle of its own in each of several threads, all at once."""
 
     async def there(n: int) -> T:
-        store = h.store.twin()
+        store = h.store.new_handle()
         await store.open()
         try:
             return await work(store, n)
@@ -30,7 +30,7 @@ async def in_threads(h: Harness, count: int, work: Callable[[Store, int], Awaita
 
 
 async def test_a_job_added_by_both_handles_is_added_once(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     jobs = h.jobs(50)
     answers = await asyncio.gather(
         h.store.add(jobs), twin.add(jobs[::-1]), h.store.add(jobs), twin.add(jobs)
@@ -41,7 +41,7 @@ async def test_a_job_added_by_both_handles_is_added_once(h: Harness) -> None:
 
 
 async def test_each_job_goes_to_one_of_the_claims(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await h.add(*h.jobs(60))
     claims = await asyncio.gather(
         *(h.claim(10, worker=f"{n}", store=(h.store, twin)[n % 2]) for n in range(8))
@@ -53,7 +53,7 @@ async def test_each_job_goes_to_one_of_the_claims(h: Harness) -> None:
 
 
 async def test_each_lost_job_goes_to_one_of_the_claims(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await h.claimed(*h.jobs(20))
     await h.lose_leases()
     claims = await asyncio.gather(
@@ -66,7 +66,7 @@ async def test_each_lost_job_goes_to_one_of_the_claims(h: Harness) -> None:
 
 async def test_of_two_settlements_of_one_attempt_one_counts(h: Harness) -> None:
     """A worker that settles twice by mistake still leaves one run, not a mixture of two."""
-    twin = await h.twin()
+    twin = await h.new_handle()
     [held] = await h.claimed(h.job())
     await asyncio.gather(
         h.settle(h.done(held)), h.settle(h.settlement(Outcome.DEAD, held), store=twin)
@@ -78,17 +78,17 @@ async def test_of_two_settlements_of_one_attempt_one_counts(h: Harness) -> None:
 
 
 async def test_a_cancel_and_a_claim_agree_on_who_was_first(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     for n in range(20):
         await h.add(h.job(f"{n}"))
         held, [answer] = await asyncio.gather(h.claim(), twin.cancel([f"{n}"], now_ms=h.now))
-        assert answer is (Cancelled.ASKED if held else Cancelled.CANCELLED)
+        assert answer is (CancelOutcome.REQUESTED if held else CancelOutcome.CANCELLED)
         for job in held:
             assert await h.settle(h.done(job))
 
 
 async def test_a_cancel_and_a_settle_agree_on_who_was_first(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     for n in range(20):
         [held] = await h.claimed(h.job(f"{n}"))
         taken, [answer] = await asyncio.gather(
@@ -96,13 +96,13 @@ async def test_a_cancel_and_a_settle_agree_on_who_was_first(h: Harness) -> None:
         )
         assert taken
         # Before the settle it asked, after it the job waited: cancelled either way.
-        assert answer in (Cancelled.ASKED, Cancelled.CANCELLED)
+        assert answer in (CancelOutcome.REQUESTED, CancelOutcome.CANCELLED)
         assert (await h.get(f"{n}")).state is State.CANCELLED
     assert await h.counts() == {"cancelled": 20}
 
 
 async def test_a_tick_is_fired_by_one_of_many_nodes(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await h.store.put_schedule(Schedule(name="s", rule="{}", next_ms=h.now))
     for tick in range(5):
         [schedule] = await h.store.schedules()
@@ -117,7 +117,7 @@ async def test_a_tick_is_fired_by_one_of_many_nodes(h: Harness) -> None:
 
 
 async def test_a_rerun_is_done_by_one_of_the_handles(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await h.ended(State.DEAD)
     answers = await asyncio.gather(
         h.store.rerun(["job"], now_ms=h.now), twin.rerun(["job"], now_ms=h.now)
@@ -127,7 +127,7 @@ async def test_a_rerun_is_done_by_one_of_the_handles(h: Harness) -> None:
 
 
 async def test_a_rerun_and_a_delete_agree_on_who_was_first(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     for n in range(10):
         await h.ended(State.DONE, f"{n}")
         [rerun], [deleted] = await asyncio.gather(
@@ -139,7 +139,7 @@ async def test_a_rerun_and_a_delete_agree_on_who_was_first(h: Harness) -> None:
 
 
 async def test_each_job_is_pruned_by_one_of_the_handles(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     jobs = h.jobs(40, delay_ms=3_600_000)
     await h.add(*jobs)
     await h.store.cancel([job.id for job in jobs], now_ms=h.now)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from stores import ODD_NAMES, Harness
+from tickwheel.limit import Rate
 from tickwheel.store import Store
-from tickwheel.throttle import Rate
 
 # So slow that no token comes back while a test runs.
 HOURLY = Rate(limit=1, period_ms=3_600_000)
@@ -86,13 +86,13 @@ async def test_each_key_has_a_bucket_of_its_own(h: Harness) -> None:
 
 
 async def test_a_bucket_is_shared_by_all_handles(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     assert await take(h, HOURLY) == 0
     assert await take(h, HOURLY, store=twin) > 0
 
 
 async def test_handles_that_race_for_a_bucket_get_no_more_than_it_holds(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     rate = Rate(limit=1, period_ms=3_600_000, burst=5)
     waits = await asyncio.gather(
         *(take(h, rate, store=store) for store in (h.store, twin) for _ in range(10))

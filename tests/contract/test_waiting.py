@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 
 import pytest
+from waits import MINUTE, SOON_S, begun, spins
 
 from stores import Harness
 from tickwheel.job import State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store
 
-# A hint that takes longer than this is no use; one that is asked for lasts a minute unless told.
-SOON_S = 5
-MINUTE = 60_000
 # For what has to happen while a test really waits.
 BRIEF_MS = 100
 
@@ -34,17 +32,9 @@ async def asked(
 ) -> list[str]:
     """The answer, asked for again where the hint came early and empty."""
     while True:
-        ids = await (store or h.store).asked(worker, now_ms=h.now, until_ms=h.now + ms)
+        ids = await (store or h.store).cancel_requests(worker, now_ms=h.now, until_ms=h.now + ms)
         if ids or ms < MINUTE:
             return sorted(ids)
-
-
-async def begun(waiting: asyncio.Task[object]) -> None:
-    """Give the waiting task its first turns. Whether it got far is not essential."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-        if waiting.done():
-            return
 
 
 async def ends_by(h: Harness, step: Awaitable[object], *, store: Store | None = None) -> None:
@@ -54,15 +44,6 @@ async def ends_by(h: Harness, step: Awaitable[object], *, store: Store | None = 
         await begun(waiting)
         await step
         await waiting
-
-
-async def spins(hint: Awaitable[object]) -> bool:
-    """Whether a hint that was asked for 50 ms came at once, for no reason."""
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    async with asyncio.timeout(SOON_S):
-        await hint
-    return loop.time() - start < 0.02
 
 
 # --- Wait
@@ -93,14 +74,14 @@ async def test_an_added_job_ends_a_wait(h: Harness) -> None:
 
 
 async def test_a_job_added_by_another_handle_ends_a_wait(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await ends_by(h, twin.add([h.job()]))
     assert await h.claim_ids() == ["job"]
 
 
 async def test_a_job_added_in_another_thread_ends_a_wait(h: Harness) -> None:
     async def add_from_there() -> None:
-        twin = h.store.twin()
+        twin = h.store.new_handle()
         await twin.open()
         await twin.add([h.job()])
         await twin.close()
@@ -149,7 +130,7 @@ async def test_a_job_that_is_released_ends_a_wait(h: Harness) -> None:
 
 
 async def test_a_job_that_is_released_by_another_handle_ends_a_wait(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     [held] = await h.claimed(h.job())
     await ends_by(h, h.settle(h.retry(held), store=twin))
 
@@ -167,7 +148,7 @@ async def test_a_queue_that_goes_on_ends_a_wait(h: Harness) -> None:
 
 
 async def test_every_waiter_is_told(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
         for store in (h.store, h.store, twin, twin):
             group.create_task(wait(h, store=store))
@@ -222,7 +203,7 @@ async def test_a_cancel_is_told_to_a_holder_that_waits_for_it(h: Harness) -> Non
 
 
 async def test_a_cancel_by_another_handle_is_told(h: Harness) -> None:
-    twin = await h.twin()
+    twin = await h.new_handle()
     await h.claimed(h.job())
     async with asyncio.timeout(SOON_S):
         waiting = asyncio.create_task(asked(h))
@@ -233,7 +214,7 @@ async def test_a_cancel_by_another_handle_is_told(h: Harness) -> None:
 
 async def test_a_cancel_in_another_thread_is_told(h: Harness) -> None:
     async def cancel_from_there() -> None:
-        twin = h.store.twin()
+        twin = h.store.new_handle()
         await twin.open()
         await twin.cancel(["job"], now_ms=h.now)
         await twin.close()

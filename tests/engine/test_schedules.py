@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,20 @@ import pytest
 from world import World, virtual
 
 from tickwheel import App, BadConfig
+from tickwheel.checks import NOTE
 from tickwheel.clock import Clock
-from tickwheel.errors import BadArguments, BadSchedule, StoreRefused, UsageError
-from tickwheel.notes import NOTE
+from tickwheel.errors import (
+    BadArguments,
+    BadSchedule,
+    BadTime,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownSchedule,
+    UsageError,
+)
+from tickwheel.job import Job
 from tickwheel.schedule import MOVING_MS, Rule, Schedule, correction, next_tick, plan
+from tickwheel.schedules import MisfireName, OverlapName
 from tickwheel.store import Store, WorkerInfo
 from tickwheel.testing import FaultyStore
 
@@ -27,6 +38,9 @@ START = datetime(2027, 1, 15, 8, tzinfo=UTC)
 
 
 @pytest.mark.slow
+# Days of virtual time: long on a busy machine.
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_tick_runs_once_and_on_time() -> None:
     async def story(world: World) -> None:
         ran: list[tuple[datetime, int]] = []
@@ -65,6 +79,9 @@ def test_an_interval_ticks_at_its_multiples(seconds: float) -> None:
 
 
 @pytest.mark.slow
+# Days of virtual time: long on a busy machine.
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_three_nodes_that_die_fire_each_tick_once_through_a_change_of_the_clock() -> None:
     async def story(world: World) -> None:
         ran: Counter[str] = Counter()
@@ -93,7 +110,9 @@ def test_three_nodes_that_die_fire_each_tick_once_through_a_change_of_the_clock(
 
 
 @pytest.mark.parametrize(("misfire", "expected"), [("skip", 0), ("one", 1), ("all", 5)])
-def test_ticks_that_nobody_fired_follow_the_misfire_policy(misfire: str, expected: int) -> None:
+def test_ticks_that_nobody_fired_follow_the_misfire_policy(
+    misfire: MisfireName, expected: int
+) -> None:
     async def story(world: World) -> None:
         ran: list[datetime] = []
 
@@ -122,7 +141,7 @@ def test_ticks_that_nobody_fired_follow_the_misfire_policy(misfire: str, expecte
 
 @pytest.mark.parametrize("overlap", ["allow", "skip", "cancel"])
 def test_a_tick_that_finds_its_predecessor_at_work_follows_the_overlap_policy(
-    overlap: str,
+    overlap: OverlapName,
 ) -> None:
     async def story(world: World) -> None:
         starts: list[int] = []
@@ -155,7 +174,7 @@ def test_a_tick_that_finds_its_predecessor_at_work_follows_the_overlap_policy(
     [("2s", 1.2, "cancel"), ("2s", 1.2, "skip"), ("1s", 0.01, "skip"), ("1s", 0.01, "cancel")],
 )
 def test_a_job_that_ends_before_the_next_tick_does_not_overlap_it(
-    every: str, takes: float, overlap: str
+    every: str, takes: float, overlap: OverlapName
 ) -> None:
     async def story(world: World) -> None:
         starts: list[int] = []
@@ -184,7 +203,7 @@ def test_a_job_that_ends_before_the_next_tick_does_not_overlap_it(
 @pytest.mark.parametrize("down_s", [30, 300])
 @pytest.mark.parametrize("misfire", ["one", "all"])
 def test_ticks_that_are_due_together_after_a_downtime_do_not_overlap_each_other(
-    overlap: str, down_s: int, misfire: str
+    overlap: OverlapName, down_s: int, misfire: MisfireName
 ) -> None:
     async def story(world: World) -> None:
         ran: list[datetime] = []
@@ -229,7 +248,7 @@ class Ahead:
 @pytest.mark.parametrize("overlap", ["allow", "skip", "cancel"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_clock_that_was_a_day_ahead_for_a_moment_silences_no_schedule(
-    overlap: str, restarted: bool, caplog: pytest.LogCaptureFixture
+    overlap: OverlapName, restarted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(world: World) -> None:
         ran: Counter[datetime] = Counter()
@@ -262,6 +281,9 @@ def test_a_clock_that_was_a_day_ahead_for_a_moment_silences_no_schedule(
     virtual(story)
 
 
+# Days of virtual time: long on a busy machine.
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_tick_that_was_fired_a_day_too_early_runs_once_at_its_time() -> None:
     async def story(world: World) -> None:
         ran: list[tuple[datetime, datetime]] = []
@@ -428,7 +450,7 @@ def test_a_schedule_that_can_not_be_read_is_neither_run_nor_resumed_but_may_be_r
         await world.store.put_schedule(Schedule(name="broken", rule="?", next_ms=1))
         [info] = await schedules.list()
         assert (info.rule, info.next) == (None, None)
-        assert info.problem is not None and "can't be read" in info.problem
+        assert info.problem is not None and "can't read it" in info.problem
         assert info.following(3, after=START) == []
         for step in (schedules.run, schedules.resume):
             with pytest.raises(BadSchedule, match=r"'broken'.*put it again or delete it"):
@@ -641,6 +663,101 @@ def test_schedules_are_made_changed_paused_run_and_deleted_while_nodes_work() ->
     virtual(story)
 
 
+class Meddling(FaultyStore):
+    """Something else happens each time after the schedules were read, `times` times."""
+
+    def __init__(self, world: World, meddle: Callable[[], Awaitable[object]], times: int = 1):
+        super().__init__(world.store)
+        self._meddle, self._times = meddle, times
+
+    async def schedules(self) -> list[Schedule]:
+        found: list[Schedule] = await self._store.schedules()
+        if found and self._times:
+            self._times -= 1
+            await self._meddle()
+        return found
+
+
+def meddled(world: World, meddle: Callable[[], Awaitable[object]], times: int = 1) -> App:
+    app = App(Meddling(world, meddle, times), clock=world.clock)  # type: ignore[arg-type]
+    app.task(name="work")(lambda: None)
+    return app
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_a_pause_undoes_no_change_and_no_delete_at_the_same_time(verb: str) -> None:
+    async def story(world: World) -> None:
+        world.app.task(name="work")(lambda: None)
+        ours = world.app.schedules
+        await ours.put("s", "work", every="1h")
+        if verb == "resume":
+            await ours.pause("s")
+
+        def change() -> Awaitable[object]:
+            return ours.put("s", "work", every="2h")
+
+        await getattr(meddled(world, change).schedules, verb)("s")
+        [found] = await ours.list()
+        assert found.rule is not None and found.rule.every_ms == 2 * HOUR * 1000
+        assert found.paused == (verb == "pause")
+        with pytest.raises(UnknownSchedule, match="no schedule is named 's'"):
+            await getattr(meddled(world, lambda: ours.delete("s")).schedules, verb)("s")
+        assert await ours.list() == []
+
+    virtual(story)
+
+
+def test_a_put_keeps_the_last_job_of_a_tick_at_the_same_time_and_adds_what_is_deleted() -> None:
+    async def story(world: World) -> None:
+        world.app.task(name="work")(lambda: None)
+        await world.app.schedules.put("s", "work", every="1h")
+
+        async def fire() -> None:
+            [found] = await world.store.schedules()
+            now_ms = world.now_ms
+            job = Job(id="tick", task="work", payload="{}", due_ms=now_ms, created_ms=now_ms)
+            assert await world.store.fire(found, [job], next_ms=found.next_ms)
+
+        await meddled(world, fire).schedules.put("s", "work", every="2h")
+        [found] = await world.app.schedules.list()
+        assert found.last_id == "tick"
+        app = meddled(world, lambda: world.app.schedules.delete("s"))
+        await app.schedules.put("s", "work", every="3h")
+        [found] = await world.app.schedules.list()
+        assert found.rule is not None and found.rule.every_ms == 3 * HOUR * 1000
+
+    virtual(story)
+
+
+def test_a_schedule_that_others_change_all_the_time_is_given_up() -> None:
+    async def story(world: World) -> None:
+        world.app.task(name="work")(lambda: None)
+        ours = world.app.schedules
+        await ours.put("s", "work", every="1h")
+        app = meddled(world, lambda: ours.put("s", "work", every="1h"), times=10_000)
+        for change in (app.schedules.pause("s"), app.schedules.put("s", "work", every="2h")):
+            with pytest.raises(StoreUnavailable, match="kept changing the schedule 's'"):
+                await change
+
+    virtual(story)
+
+
+def test_a_schedule_that_is_paused_while_the_code_changes_it_stays_paused() -> None:
+    async def story(world: World) -> None:
+        app, _ = app_with(world, "s", every="10s")
+        node = await world.node(app=app)
+        await asyncio.sleep(1)
+        await node.stop()
+        new, _ = app_with(world, "s", every="20s")
+        line = Meddling(world, lambda: world.app.schedules.pause("s"))
+        await world.node(app=new, line=line)
+        await asyncio.sleep(1)
+        [found] = await world.store.schedules()
+        assert found.paused and Rule.decode(found.rule).every_ms == 20_000
+
+    virtual(story)
+
+
 def test_the_code_changes_its_own_schedules_at_the_start_and_no_others() -> None:
     async def story(world: World) -> None:
         @world.app.every("1h", name="kept")
@@ -708,12 +825,24 @@ def test_a_month_of_downtime_of_a_schedule_by_the_second_is_planned_at_once() ->
         ({"cron": "0 0 30 2 *"}, BadSchedule, "never ticks"),
         ({"every": "1h", "misfire": "maybe"}, BadSchedule, "one of skip, one, all"),
         ({"every": "1h", "misfire_limit": 0}, BadSchedule, "from 1 to 10,000"),
+        ({"every": "1h", "misfire_limit": True}, BadSchedule, "from 1 to 10,000"),
+        ({"every": "1h", "tz": "Europe/Pariss"}, BadSchedule, "did you mean 'Europe/Paris'"),
+        ({"every": "1h", "start": START.replace(year=1960)}, BadSchedule, "start=1960.*1970 to"),
+        ({"every": "1h", "end": datetime.max.replace(tzinfo=UTC)}, BadSchedule, "leave it out"),
+        ({"every": "1h", "end": START - timedelta(days=1)}, BadSchedule, "give a later end="),
+        ({"cron": "0 2 * * *", "end": START + timedelta(hours=1)}, BadSchedule, "no tick from now"),
+        (
+            {"every": "1h", "start": START.replace(tzinfo=None)},
+            BadTime,
+            "start=2027.* has no time zone",
+        ),
+        ({"every": "1h", "end": "soon"}, BadTime, "end='soon' is not a datetime"),
         ({"every": "1h", "overlap": "no"}, BadSchedule, "one of allow, skip, cancel"),
         ({"every": "1h", "arguments": {"nope": 1}}, BadArguments, "nope"),
     ],
 )
 def test_a_wrong_schedule_is_refused_where_it_is_written(
-    options: dict[str, object], error: type[Exception], words: str
+    options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     async def story(world: World) -> None:
         @world.app.task
@@ -722,8 +851,63 @@ def test_a_wrong_schedule_is_refused_where_it_is_written(
         with pytest.raises(error, match=words):
             await world.app.schedules.put("s", "work", **options)
         assert await world.app.schedules.list() == []
-        with pytest.raises(UsageError, match="there are: none"):
+        with pytest.raises(UsageError, match="the schedules are: none"):
             await world.app.schedules.pause("s")
+
+    virtual(story)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"misfire_limit": True},
+        {"tz": "Europe/Pariss"},
+        {"start": START.replace(year=1960)},
+        {"end": datetime.max.replace(tzinfo=UTC)},
+    ],
+    ids=str,
+)
+def test_a_decorator_refuses_what_could_not_be_read(options: dict[str, Any]) -> None:
+    app = App("memory://")
+    decorators = (app.every("1h", **options), app.cron("0 2 * * *", **options))
+    for n, decorator in enumerate(decorators):
+        with pytest.raises(BadSchedule):
+            decorator(app.task(name=f"task-{n}")(lambda: None))
+    assert app.declared == {}
+
+
+def test_code_whose_schedule_has_ended_still_starts(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        app, _ = app_with(world, "lasting")
+        work = app.task(name="ended")(lambda: None)
+        app.every("1h", name="over", end=START - timedelta(days=1))(work)
+        await world.node(app=app)
+        await asyncio.sleep(1)
+        found = {each.name: each.next is None for each in await world.app.schedules.list()}
+        assert found == {"lasting": False, "over": True}
+        assert "schedule over has no more ticks: its end= has passed" in caplog.text
+        assert "schedule lasting has no more" not in caplog.text
+
+    virtual(story)
+
+
+def test_only_a_parameter_for_one_value_receives_the_tick() -> None:
+    async def story(world: World) -> None:
+        ran: list[Any] = []
+
+        @world.app.every("10s", name="many")
+        @world.app.task(name="many")
+        async def many(**tick: str) -> None:
+            ran.append(tick)
+
+        @world.app.every("10s", name="more")
+        @world.app.task(name="more")
+        async def more(*tick: str) -> None:
+            ran.append(tick)
+
+        await world.node()
+        await asyncio.sleep(15)
+        assert {str(each) for each in ran} == {"{}", "()"}
 
     virtual(story)
 
@@ -755,7 +939,7 @@ def test_a_worker_of_a_release_that_tells_no_schedules_is_understood() -> None:
 
 @pytest.mark.parametrize("overlap", ["allow", "skip"])
 def test_a_thousand_schedules_that_are_due_together_do_not_wait_for_each_other(
-    overlap: str,
+    overlap: OverlapName,
 ) -> None:
     async def story(world: World) -> None:
         late: list[int] = []

@@ -9,11 +9,28 @@ from typing import Any, cast
 
 from tickwheel import App
 from tickwheel.clock import Clock, LoopClock, StoreClock
+from tickwheel.engine.options import WorkerOptions
+from tickwheel.engine.worker import Worker
 from tickwheel.job import Job
 from tickwheel.store import Store
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.testing import FaultyStore, run_virtual
-from tickwheel.worker import Worker, WorkerOptions
+
+
+class Line(FaultyStore):
+    """A line to a store that somebody can lock: calls wait, and then go ahead as they are."""
+
+    free: asyncio.Event | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        step = super().__getattr__(name)
+
+        async def in_turn(*args: Any, **kwargs: Any) -> Any:
+            if self.free is not None:
+                await self.free.wait()
+            return await step(*args, **kwargs)
+
+        return step if name in ("open", "close") else in_turn
 
 
 class Node:
@@ -86,6 +103,7 @@ class World:
             store_clock,
             own,
             WorkerOptions(**options),
+            app=app.name,
             schedules=app.declared,
             guarded=False,
         )

@@ -1,4 +1,4 @@
-"""`tickwheel dev`: a real process that starts anew when a file changes."""
+"""`tickwheel dev`: a real process that restarts when a file changes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_cli import Command
+from worker_process import Command
 
-from tickwheel.cli.reloading import differing, stamps
+from tickwheel.cli.autoreload import differing, stamps
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +25,7 @@ def tick() -> None:
 """
 
 
-def test_a_change_starts_the_worker_anew_and_a_mistake_waits_for_its_mending(
+def test_a_change_restarts_the_worker_and_a_mistake_waits_for_its_fix(
     tmp_path: Path,
 ) -> None:
     shop = tmp_path / "shop.py"
@@ -35,7 +35,7 @@ def test_a_change_starts_the_worker_anew_and_a_mistake_waits_for_its_mending(
         shop.write_text(SHOP.replace("first", "second"))
         dev.until_it_says("second")
         shop.write_text(SHOP + "oops = (\n")
-        dev.until_it_says("it starts again when a file changes")
+        dev.until_it_says("it restarts when a file changes")
         assert "shop.py:7: '(' was never closed" in dev.said
         shop.write_text(SHOP.replace("first", "third"))
         dev.until_it_says("third")

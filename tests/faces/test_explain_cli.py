@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ class Shell:
     def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.url = url
         self._capsys = capsys
+
+    def printed(self) -> str:
+        return self._capsys.readouterr().out
 
     def run(self, id: str, *arguments: str) -> tuple[int, str, str]:
         self._capsys.readouterr()
@@ -61,8 +65,8 @@ def test_a_job_is_explained_from_its_wait_to_its_death(shell: Shell) -> None:
     def waits() -> None:
         code, out, err = shell.run("mail-1")
         assert (code, err) == (0, "")
-        assert out.startswith("It waits and is due")
-        assert "No worker lives." in out
+        assert out.startswith("It is waiting and has been due")
+        assert "No worker is running." in out
         assert "tickwheel worker MODULE:APP --queues mail\n" in out
         assert f"tickwheel jobs cancel mail-1 --store {shell.url}\n" in out
         assert codes(shell.json("mail-1")) == ["no_worker", "failures_left"]
@@ -74,6 +78,23 @@ def test_a_job_is_explained_from_its_wait_to_its_death(shell: Shell) -> None:
     assert f"tickwheel jobs rerun mail-1 --store {shell.url}" in [
         each["command"] for each in found["advice"]
     ]
+
+
+def test_what_it_advises_works_for_an_id_that_begins_with_a_dash(shell: Shell) -> None:
+    app = App(shell.url)
+    app.task(_nothing).using(delay="1h", id="-9").enqueue_sync()
+    app.sync.close()
+    assert main(["explain", "--store", shell.url, "-o", "json", "--", "-9"]) == 0
+    [cancel] = [
+        each["command"]
+        for each in json.loads(shell.printed())["advice"]
+        if each["words"] == "To cancel it:"
+    ]
+    assert main(shlex.split(cancel)[1:]) == 0
+    assert "cancelled" in shell.printed()
+
+
+def _nothing() -> None: ...
 
 
 def test_a_running_job_names_its_holder(shell: Shell) -> None:
@@ -99,10 +120,10 @@ def test_a_running_job_names_its_holder(shell: Shell) -> None:
         assert found["holder"]["worker"] == name and found["holder"]["alive"]
         assert found["runs_words"] == "now" and "held" in codes(found)
         assert main(["jobs", "cancel", "s", "--store", shell.url]) == 0
-        # Once it is asked, its worker ends it: either may be seen.
+        # Once it is requested, its worker ends it: either may be seen.
         until = time.monotonic() + 10
         while (found := shell.json("s"))["state"] == "running":
-            assert found["asked"] and codes(found)[0] == "asked"
+            assert found["cancel_requested"] and codes(found)[0] == "cancel_requested"
             assert time.monotonic() < until
         assert codes(found) == ["cancelled"]
 

@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,10 +21,14 @@ from urllib.parse import urlsplit
 import nats
 import pytest
 
-from tickwheel import App, Cancelled, State, Task
+from tickwheel import App, CancelOutcome, State, Task
+from tickwheel import job as life
 from tickwheel.cli import main
-from tickwheel.stores.nats.process import find_binary
-from tickwheel.stores.nats.production import ROLES, production_text, variables
+from tickwheel.job import Job
+from tickwheel.store import Store, open_store
+from tickwheel.stores.nats.servers.permissions import ROLES
+from tickwheel.stores.nats.servers.process import find_binary
+from tickwheel.stores.nats.servers.production import production_text, variables
 
 PASSWORDS = dict.fromkeys(variables(), "secret")
 SOON_S = 30
@@ -117,7 +122,7 @@ def test_up_says_so_when_its_server_dies(tmp_path: Path) -> None:
         os.kill(document(process)["pid"], signal.SIGKILL)
         _, said = process.communicate(timeout=SOON_S)
         assert process.returncode == 5
-    assert said.startswith("error: the server ended by itself")
+    assert said.startswith("error: the server exited unexpectedly")
 
 
 def test_a_cluster_in_the_foreground(tmp_path: Path) -> None:
@@ -128,7 +133,7 @@ def test_a_cluster_in_the_foreground(tmp_path: Path) -> None:
         assert asyncio.run(enqueued(found["url"])) is State.WAITING
         os.kill(found["nodes"][0]["pid"], signal.SIGKILL)
         assert process.stderr is not None
-        assert "n1 is gone" in process.stderr.readline()
+        assert "n1 is down" in process.stderr.readline()
         assert "n1 is back" in process.stderr.readline()
         code, said = stopped(process)
     assert (code, said) == (0, "stopped\n")
@@ -172,6 +177,22 @@ def test_servers_accept_the_configuration(
     assert all(name in err for name in PASSWORDS)
 
 
+@pytest.mark.parametrize(("hosts", "most"), [("a", "40GB"), ("a,b,c", "120GB")])
+def test_the_account_is_limited_below_its_servers(
+    capsys: pytest.CaptureFixture[str], hosts: str, most: str
+) -> None:
+    """A store survives a full account, but not full servers. Each copy of a job counts."""
+    assert main(["nats", "conf", "--hosts", hosts]) == 0
+    out = capsys.readouterr().out
+    assert "\n  max_file: 50GB\n" in out
+    assert f"jetstream: {{ max_file: {most} }}" in out
+
+
+def test_a_waiting_job_is_reckoned_with_its_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nats", "conf"]) == 0
+    assert "0.75 KB on disk" in capsys.readouterr().out
+
+
 def test_with_tls_only_the_certificates_are_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +216,7 @@ def test_what_can_not_be_written_is_refused(
 
 def test_an_even_number_of_servers_is_remarked_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nats", "conf", "--hosts", "a,b,c,d"]) == 0
-    assert "4 servers survive no more losses than 3" in capsys.readouterr().err
+    assert "4 servers tolerate no more failures than 3" in capsys.readouterr().err
 
 
 def test_the_command_alone_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,19 +296,70 @@ STREAM = "TICKWHEEL-default-0"
 ADD, LOOK = "tw.default.0.t.s.mail.1", f"$JS.API.STREAM.MSG.GET.{STREAM}"
 DONE, SCHEDULE = "tw.default.0.t.d.mail.1", "tw.default.0.k.daily"
 TAKE, PAUSE = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.x", f"$JS.API.CONSUMER.PAUSE.{STREAM}.x"
+MOVE = f"$JS.API.CONSUMER.LEADER.STEPDOWN.{STREAM}.x"
 DELETE, OTHER = f"$JS.API.STREAM.DELETE.{STREAM}", "tw.other.0.t.s.mail.1"
-SUBJECTS = [ADD, LOOK, DONE, SCHEDULE, TAKE, PAUSE, DELETE, OTHER]
+SUBJECTS = [ADD, LOOK, DONE, SCHEDULE, TAKE, MOVE, PAUSE, DELETE, OTHER]
 
 
 @pytest.mark.parametrize(
     ("role", "may"),
-    [("producer", SUBJECTS[:2]), ("worker", SUBJECTS[:5]), ("operator", SUBJECTS[:7])],
+    [("producer", SUBJECTS[:2]), ("worker", SUBJECTS[:6]), ("operator", SUBJECTS[:8])],
 )
 async def test_each_role_may_do_its_own_work_alone(
     configured: str, role: str, may: list[str]
 ) -> None:
     assert role in ROLES
     assert await allowed(configured, role, SUBJECTS) == may
+
+
+async def test_workers_may_park_and_producers_may_see_and_cancel_what_is_parked(
+    configured: str,
+) -> None:
+    async with AsyncExitStack() as stack:
+        stores: dict[str, Store] = {}
+        for role in ("operator", "producer", "worker"):
+            stores[role] = open_store(f"nats://{role}:secret@{configured}")
+            await stores[role].open()
+            stack.push_async_callback(stores[role].close)
+        other = stores["worker"].new_handle()
+        await other.open()
+        stack.push_async_callback(other.close)
+        producer, worker = stores["producer"], stores["worker"]
+        now = time.time_ns() // 1_000_000
+        jobs = [
+            Job(id=id, task="mail", payload="{}", queue="parking", due_ms=now, created_ms=now)
+            for id in ("a", "b", "c")
+        ]
+        assert await producer.add(jobs[:2]) == [True, True]
+
+        async def claim(store: Store, *tasks: str) -> list[Job]:
+            return await store.claim(
+                ["parking"], worker="w", limit=2, now_ms=now, lease_ms=60_000, tasks=tasks
+            )
+
+        held = await claim(worker)
+        until_ms = now + 1000 * SOON_S
+        waiting = asyncio.create_task(
+            other.wait(["parking"], now_ms=now, until_ms=until_ms, tasks=["mail"])
+        )
+        assert await claim(other, "mail") == []
+        settlements = [life.park(job, ended_ms=now) for job in held]
+        assert await worker.settle(settlements, now_ms=now) == [True, True]
+        assert [job.task for job in await producer.parked()] == ["mail"]
+        queues = {queue.name: queue.waiting for queue in await producer.queues()}
+        assert queues["parking"] == 2
+        assert await producer.cancel(["a"], now_ms=now) == [CancelOutcome.CANCELLED]
+        async with asyncio.timeout(SOON_S):
+            await waiting
+            while not (again := await claim(other, "mail")):
+                await asyncio.sleep(0.02)
+        assert [job.id for job in again] == ["b"]
+        assert await producer.parked() == []
+        assert await producer.add(jobs[2:]) == [True]
+        async with asyncio.timeout(SOON_S):
+            while not (parked := await claim(worker, "bill")):
+                await asyncio.sleep(0.02)
+        assert [(job.id, job.parked) for job in parked] == [("c", True)]
 
 
 async def test_each_role_may_do_all_of_its_work(configured: str) -> None:
@@ -312,7 +384,7 @@ async def test_each_role_may_do_all_of_its_work(configured: str) -> None:
     working, _ = app_of("worker")
     async with operator, producer:
         never = await double.using(delay=60).enqueue(1)
-        assert (await never.cancel()) is Cancelled.CANCELLED
+        assert (await never.cancel()) is CancelOutcome.CANCELLED
         async with working, working.worker() as worker:
             job = await double.using(delay=0.2).enqueue(21)
             assert await job.result(timeout=SOON_S) == 42

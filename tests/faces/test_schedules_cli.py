@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tickwheel import App
+from tickwheel.checks import NOTE
 from tickwheel.cli import main
 from tickwheel.cli.simulate import clock_changes, simulate_rules
-from tickwheel.notes import NOTE
+from tickwheel.duration import due_ms
 from tickwheel.schedule import Rule, Schedule
-from tickwheel.span import due_ms
 
 
 class Shell:
@@ -49,7 +49,7 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]
         await app.schedules.put("nightly", "report", cron="0 2 * * *", tz="Asia/Taipei")
         await app.schedules.put("often", "report", every="15m", overlap="skip")
 
-    app._run_sync(fill())
+    app._access.run_sync(fill())
     yield Shell(url, capsys)
     app.sync.close()
 
@@ -92,8 +92,8 @@ def test_a_schedule_is_paused_resumed_run_and_deleted(shell: Shell) -> None:
 
 def test_a_schedule_that_is_not_there_is_said_in_one_line(shell: Shell) -> None:
     code, out, err = shell.run("pause", "nigthly")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1 and "there are: nightly, often" in err
+    assert (code, out) == (3, "")
+    assert err.count("\n") == 1 and "the schedules are: nightly, often" in err
 
 
 def test_what_can_not_be_read_is_listed_and_the_note_of_a_move_is_not(
@@ -109,31 +109,53 @@ def test_what_can_not_be_read_is_listed_and_the_note_of_a_move_is_not(
             Schedule(name=NOTE, rule='{"ids": ["x"], "paused": []}', next_ms=None, paused=True)
         )
 
-    app._run_sync(spoil())
+    app._access.run_sync(spoil())
     app.sync.close()
     code, out, err = shell.run("list")
     assert code == 0
     assert "nightly" in out and "can't be read" in out and NOTE not in out + err
-    assert "schedule odd does not tick: it can't be read by this release" in err
+    assert "schedule odd does not tick: this release can't read it" in err
     found = {each["name"]: each for each in shell.json("list")["schedules"]}
     assert set(found) == {"nightly", "often", "odd"}
-    assert "can't be read" in found["odd"]["problem"] and found["often"]["problem"] is None
+    assert "can't read it" in found["odd"]["problem"] and found["often"]["problem"] is None
     code, out, err = shell.run("simulate")
-    assert code == 0 and "nightly" in out and "left out: odd" in err
+    assert code == 0 and "nightly" in out and "can't read them: odd" in err
     assert shell.json("simulate")["unreadable"] == ["odd"]
     id = shell.json("run", "often")["job"]
     assert main(["explain", id, "--store", url]) == 0
     capsys.readouterr()
     assert main(["doctor", "--store", url, "-o", "json"]) == 1
     by_name = {each["about"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert "never ticks" in by_name["schedule odd"]["words"]
-    assert "1 jobs are on their way" in by_name["migrate-jobs"]["words"]
+    assert "does not tick" in by_name["schedule odd"]["words"]
+    assert "1 job in transit" in by_name["migrate-jobs"]["words"]
     assert f"schedule {NOTE}" not in by_name
     for verb in ("delete", "pause", "resume", "run"):
         code, _, err = shell.run(verb, NOTE)
         assert code == 2 and "Run the same command again" in err
     assert shell.run("resume", "odd")[0] == 2
     assert shell.run("delete", "odd")[0] == 0
+
+
+def test_a_stored_interval_with_a_wrong_zone_is_a_problem_and_not_a_traceback(
+    shell: Shell, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app = App(url)
+    rule = '{"every_ms": 3600000, "tz": "Europe/Pariss", "task": "t"}'
+
+    async def spoil() -> None:
+        await (await app.client()).store.put_schedule(Schedule(name="odd", rule=rule, next_ms=1))
+
+    app._access.run_sync(spoil())
+    app.sync.close()
+    code, out, err = shell.run("list")
+    assert code == 0 and "nightly" in out and "did you mean 'Europe/Paris'?" in err
+    found = {each["name"]: each["problem"] for each in shell.json("list")["schedules"]}
+    assert "'Europe/Pariss' is not a time zone" in found["odd"] and found["often"] is None
+    assert shell.json("simulate")["unreadable"] == ["odd"]
+    assert main(["doctor", "--store", url, "-o", "json"]) == 1
+    by_name = {each["about"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert "does not tick" in by_name["schedule odd"]["words"]
 
 
 def test_the_next_ticks_of_an_expression_skip_no_clock_change(
@@ -174,13 +196,13 @@ def test_the_next_tick_is_shown_here_too_where_that_differs(
     in_zone("Europe/Berlin")
     _, out, _ = shell.run("list")
     titles, nightly, *_ = out.splitlines()
-    assert "NEXT THERE" in titles and "NEXT HERE" in titles
+    assert "NEXT IN ZONE" in titles and "NEXT LOCAL" in titles
     assert "02:00:00" in nightly and ("19:00:00" in nightly or "20:00:00" in nightly)
     [found, _] = shell.json("list")["schedules"]
     assert found["next_there"].endswith("T02:00:00.000+08:00")
     assert shell.run("delete", "often")[0] == 0
     in_zone("Asia/Taipei")
-    assert "NEXT HERE" not in shell.run("list")[1]
+    assert "NEXT LOCAL" not in shell.run("list")[1]
 
 
 # --- Simulating
@@ -204,7 +226,18 @@ def test_ticks_are_simulated_in_order_from_the_start_and_before_the_end(shell: S
     assert (found["left_out"], found["cut_at"], found["changes"]) == (0, None, [])
     code, out, _ = shell.run(*arguments)
     assert code == 0
-    assert "Sat 2027-01-02 02:00:00" in out and "at once with often" in out
+    assert "Sat 2027-01-02 02:00:00" in out and "same time as often" in out
+
+
+def test_only_some_schedules_are_simulated(shell: Shell) -> None:
+    day = ("simulate", "--from", "2027-01-01T17:45Z", "--to", "1h")
+    found = shell.json(*day, "--name", "nightly")
+    assert [each["schedule"] for each in found["ticks"]] == ["nightly"]
+    both = shell.json(*day, "--name", "nightly", "--name", "often")
+    assert both == shell.json(*day)
+    code, out, err = shell.run(*day, "--name", "nigthly")
+    assert (code, out) == (3, "")
+    assert "no schedule is named 'nigthly'; the schedules are: nightly, often" in err
 
 
 def test_times_without_an_offset_are_those_of_this_place(
@@ -220,13 +253,13 @@ def test_a_paused_schedule_does_not_tick_and_that_is_said(shell: Shell) -> None:
     found = shell.json("simulate", *DAY)
     assert {each["schedule"] for each in found["ticks"]} == {"nightly"}
     assert found["paused"] == ["often"]
-    assert "paused, so left out: often" in shell.run("simulate", *DAY)[2]
+    assert "skipped, because they are paused: often" in shell.run("simulate", *DAY)[2]
 
 
 def test_many_ticks_are_cut_counted_and_summed_up(shell: Shell) -> None:
     code, out, err = shell.run("simulate", *DAY, "--limit", "5")
     assert code == 0
-    assert "92 more ticks are left out (--limit 5)" in err
+    assert "92 more ticks are not shown (--limit 5)" in err
     # Five ticks, 24 hours, and two lines of titles.
     assert len(out.splitlines()) == 5 + 24 + 2
     found = shell.json("simulate", *DAY, "--limit", "5")
@@ -309,7 +342,7 @@ def test_schedules_of_the_code_are_simulated_before_any_store_is_there(
     printed = capsys.readouterr()
     assert code == 0
     assert [each["schedule"] for each in json.loads(printed.out)["ticks"]] == ["tidy"] * 4
-    assert "only the schedules of the code" in printed.err
+    assert "only the schedules in the code" in printed.err
     assert not (tmp_path / "none.db").exists()
 
 
@@ -317,11 +350,11 @@ def test_schedules_of_the_code_are_simulated_before_any_store_is_there(
     ("arguments", "words"),
     [
         (["--from", "soon"], "ISO time"),
-        (["--to", "soon"], "or how long, as 7d"),
+        (["--to", "soon"], "nor a duration (7d)"),
         (["--to", "2020-01-01T00:00Z"], "is not after --from"),
-        (["--to", "367d"], "366d is the longest"),
-        (["--from", "9999-12-31"], "ISO time"),
-        (["--from", "0001-01-01"], "ISO time"),
+        (["--to", "367d"], "the longest range is 366d"),
+        (["--from", "9999-12-31"], "is out of range"),
+        (["--from", "0001-01-01"], "is out of range"),
         (["--limit", "0"], "--limit"),
     ],
 )

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from test_cli import SHOP, Command, enqueue, look, until
+from worker_process import SHOP, Command, enqueue, look, until
 
-from tickwheel import supervisor
-from tickwheel.supervisor import Supervisor, how_it_ended
+from tickwheel.operate import supervisor
+from tickwheel.operate.supervisor import Supervisor, how_it_ended
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
@@ -89,7 +89,7 @@ sys.exit(78)
 async def test_what_can_not_be_started_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     several = Supervisor(lambda pipe: ["/nowhere/python"], processes=2, grace_s=1)
     assert await several.run() == 1
-    assert "process 1 can't be started" in caplog.messages[0]
+    assert "could not start process 1" in caplog.messages[0]
 
 
 STUBBORN = """
@@ -121,15 +121,30 @@ async def test_a_child_that_will_not_stop_is_killed(
         several._signalled(number)
     async with asyncio.timeout(10):
         assert await running == code
-    assert any("is killed" in text for text in caplog.messages)
+    assert any("killing process" in text for text in caplog.messages)
+
+
+# Reads its pipe until it is told that this is enough, and says if nothing came, not even its end.
+PIPE_READER = """
+import os, select, sys
+from pathlib import Path
+folder, pipe = Path({folder!r}), int(sys.argv[1])
+(folder / "reading").touch()
+while not (folder / "enough").exists():
+    if select.select([pipe], [], [], 0.01)[0]:
+        sys.exit("the pipe has ended")
+if not select.select([pipe], [], [], 0)[0]:
+    (folder / "open").touch()
+os.read(pipe, 1)
+"""
 
 
 async def test_the_pipe_stays_open_while_the_parent_lives(tmp_path: Path) -> None:
-    code = f"import os, sys; os.read(int(sys.argv[1]), 1); open({str(tmp_path / 'eof')!r}, 'w')"
-    several = Supervisor(python(code), processes=1, grace_s=1)
+    several = Supervisor(python(PIPE_READER.format(folder=str(tmp_path))), processes=1, grace_s=1)
     running = asyncio.create_task(several.run())
-    await asyncio.sleep(0.3)
-    assert not (tmp_path / "eof").exists()
+    await eventually((tmp_path / "reading").exists, "the child")
+    (tmp_path / "enough").touch()
+    await eventually((tmp_path / "open").exists, "the child's word that its pipe is open")
     several._signalled(signal.SIGTERM)
     assert await running == 0
 
@@ -180,7 +195,7 @@ def test_a_killed_worker_is_replaced_and_jobs_go_on(folder: Path, runner: asynci
     with Command(folder, "worker", "shop", "--processes", "2", "--lease", "1s") as command:
         first, second = started(command, 2)
         os.kill(first, signal.SIGKILL)
-        command.until_it_says(f"(pid {first}) was killed by SIGKILL; starting it again in 500ms")
+        command.until_it_says(f"(pid {first}) was killed by SIGKILL; restarting it in 500ms")
         *_, third = started(command, 3)
         os.kill(second, signal.SIGKILL)
         id = enqueue(folder, runner, "mark", name="packed")
@@ -229,7 +244,7 @@ def test_a_second_signal_kills_all(folder: Path, runner: asyncio.Runner) -> None
         pids = started(command, 2)
         until((folder / "napping").exists, "the job's start")
         command.signal(signal.SIGTERM)
-        command.until_it_says("again to end them at once")
+        command.until_it_says("signal again to kill them")
         command.signal(signal.SIGTERM)
         assert command.code(10) == 143
         assert not any(alive(pid) for pid in pids)
@@ -244,7 +259,7 @@ def test_no_worker_outlives_its_parent(folder: Path, runner: asyncio.Runner) -> 
         pids = started(command, 3)
         command.process.kill()
         until(lambda: not any(alive(pid) for pid in pids), "the workers' end", seconds=10)
-        assert command.said.count("the parent process is gone") == 2
+        assert command.said.count("the parent process has ended") == 2
 
 
 @pytest.mark.slow

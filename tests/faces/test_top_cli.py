@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tickwheel.cli.top_frame import SLOT_MS, Frame, Sample, Waiting, frame, fram
 from tickwheel.cli.top_view import bars, view
 from tickwheel.client import Client
 from tickwheel.job import Job, Outcome, Run, State
+from tickwheel.operate.unserved import UnservedTask
 from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
 
 NOW = 1_800_000_000_000
@@ -50,6 +52,19 @@ def worker(name: str = "w", **changes: Any) -> WorkerInfo:
 def sample(now_ms: int = NOW, **changes: Any) -> Sample:
     fields: dict[str, Any] = {"queues": [], "workers": [], "waiting": Waiting(now_ms)}
     return Sample(now_ms=now_ms, **fields | changes)
+
+
+def test_tasks_that_no_worker_knows_are_named_and_those_beyond_three_counted() -> None:
+    unknown = [UnservedTask("mail", f"task-{n}", NOW - 61_000, f"j{n}") for n in range(5)]
+    shown = frame(sample(unknown=unknown), None)
+    lines = drawn(shown)
+    assert "no running worker of queue mail knows task task-0 (for 1m 1s)" in lines
+    assert "and 2 more such tasks" in lines
+    assert frame_document(shown)["unserved_tasks"][0] == {
+        "queue": "mail",
+        "task": "task-0",
+        "since": "2027-01-15T07:58:59.000Z",
+    }
 
 
 def drawn(of: Frame, width: int = 80, height: int | None = None) -> list[str]:
@@ -140,20 +155,22 @@ def test_a_frame_fits_its_terminal_and_shows_every_part(width: int, height: int)
     text = "\n".join(lines)
     for part in ("queue-29", "more", "host-", "COMING", "p99 3ms", "LAST FAILURES", "Boom"):
         assert part in text
-    assert "60 in a minute · 600 in 10m · 300 later" in text.replace("\n", " ") or width > 80
+    assert (
+        "60 within a minute · 600 within 10m · 300 later" in text.replace("\n", " ") or width > 80
+    )
 
 
 def test_a_cut_sample_says_that_there_may_be_more() -> None:
     few = Waiting(NOW, [job(due_ms=NOW + 1000)], more=True)
     text = "\n".join(drawn(busy(waiting=few)))
-    assert "1 of 435 waiting jobs were looked at" in text
-    assert "≥1 in a minute" in text
+    assert "based on 1 of 435 waiting jobs" in text
+    assert "≥1 within a minute" in text
     assert "█" + "·" * 59 in text
 
 
 def test_an_empty_store_says_so() -> None:
     text = "\n".join(drawn(frame(sample(), None)))
-    for part in ("no queues", "no workers", "no job is done yet", "LAST FAILURES  none"):
+    for part in ("no queues", "no workers", "no jobs done yet", "LAST FAILURES  none"):
         assert part in text
 
 
@@ -171,7 +188,10 @@ def test_bars_are_as_tall_as_their_counts_and_the_least_shows() -> None:
 
 def test_a_frame_as_json_keeps_its_names() -> None:
     document = frame_document(busy())
-    assert list(document) == ["at", "queues", "workers", "punctuality", "coming", "failures"]
+    assert list(document) == [
+        *("at", "queues", "workers", "punctuality", "coming"),
+        *("unserved_tasks", "failures"),
+    ]
     assert document["queues"][0]["done_per_s"] is None
     assert len(document["coming"]["slots"]) == 60
 
@@ -198,6 +218,9 @@ class Counting(Client):
         return self.told
 
     async def workers(self) -> list[WorkerInfo]:
+        return []
+
+    async def parked(self) -> list[Job]:
         return []
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
@@ -318,7 +341,8 @@ def test_help_fits_a_terminal(
 
 
 @pytest.mark.slow
-def test_it_watches_on_a_terminal_until_it_is_interrupted(url: str) -> None:
+@pytest.mark.parametrize("by", ["signal", "q"])
+def test_it_watches_on_a_terminal_until_it_is_told_to_quit(url: str, by: str) -> None:
     ours, its = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "tickwheel", "top", "--store", url, "--every", "200ms"],
@@ -331,9 +355,14 @@ def test_it_watches_on_a_terminal_until_it_is_interrupted(url: str) -> None:
     os.close(its)
     try:
         seen = read_until(ours, b"LAST FAILURES", times=3)
-        process.send_signal(signal.SIGINT)
+        if by == "q":
+            assert not termios.tcgetattr(ours)[3] & termios.ECHO, "keys are not shown"
+            os.write(ours, b"xq")
+        else:
+            process.send_signal(signal.SIGINT)
         seen += read_until(ours, b"\x1b[?1049l")
         assert process.wait(timeout=30) == 0
+        assert termios.tcgetattr(ours)[3] & termios.ECHO, "the terminal is as it was"
     finally:
         process.kill()
         process.wait()

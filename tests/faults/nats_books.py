@@ -1,8 +1,9 @@
 """A shop under load, and its books: who was told what, and whether all of it can be true.
 
-Customers add and cancel, workers claim, extend and settle, each through a handle of its own. All
-of them know that a step without an answer may or may not have happened; the books hold only what
-was answered. At the end `judge` compares the books with one another and with the store.
+Customers add and cancel, workers claim, extend and settle, each through a handle of its own. Each
+worker knows one of two tasks, and parks the jobs of the other. All of them know that a step without
+an answer may or may not have happened; the books hold only what was answered. At the end `judge`
+compares the books with one another and with the store.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import itertools
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
@@ -20,12 +22,13 @@ from typing import TypeVar
 from stores import Harness, NatsHarness
 from tickwheel import job as life
 from tickwheel.errors import StoreUnavailable
-from tickwheel.job import Cancelled, Job, Outcome, Settlement, State
-from tickwheel.store import Store
+from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
+from tickwheel.store import Store, open_store
 
 T = TypeVar("T")
 
 LEASE_MS = 1_500
+TASKS = ("t", "u")
 # A lease ends by the server's clock, which is ours: both are on this machine.
 SLACK_MS = 20
 
@@ -39,6 +42,18 @@ class Words(NatsHarness):
 
     def __init__(self) -> None:
         Harness.__init__(self, "")
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[tuple[Words, Store]]:
+    """An open store, with the words for it."""
+    h = Words()
+    h.store = open_store(url)
+    await h.store.open()
+    try:
+        yield h, h.store
+    finally:
+        await h.store.close()
 
 
 @dataclass
@@ -63,10 +78,18 @@ class Books:
     done: set[str] = field(default_factory=set)
     failures: int = 0
     open: bool = True
+    closed_ms: int = 0
 
     @property
     def left(self) -> set[str]:
         return set(self.added) - self.done - set(self.cancelled_ms)
+
+    def longest_pause_ms(self, since_ms: int, priority: int) -> int:
+        """How long nothing of this priority was handed out, from then until the shop closed."""
+        claims = [claim for mine in self.claims.values() for claim in mine]
+        at = [claim.at_ms for claim in claims if claim.job.priority == priority]
+        moments = [since_ms, *sorted(each for each in at if since_ms < each < self.closed_ms)]
+        return max(b - a for a, b in pairwise([*moments, self.closed_ms]))
 
     # --- Who comes to the shop
 
@@ -88,24 +111,33 @@ class Books:
                 continue
             id = self.dice.choice(known)
             answer = await self._tried(store.cancel([id], now_ms=now_ms()))
-            if answer == [Cancelled.CANCELLED]:
+            if answer == [CancelOutcome.CANCELLED]:
                 self.cancelled_ms.setdefault(id, now_ms())
 
-    async def worker(self, store: Store, name: str) -> None:
+    async def worker(self, store: Store, name: str, task: str) -> None:
         """Works until the shop is closed and nothing is left."""
         while self.open or self.left:
             begun_ms = now_ms()
             held = await self._tried(
-                store.claim(["default"], worker=name, limit=25, now_ms=begun_ms, lease_ms=LEASE_MS)
+                store.claim(
+                    ["default"],
+                    worker=name,
+                    limit=25,
+                    now_ms=begun_ms,
+                    lease_ms=LEASE_MS,
+                    tasks=[task],
+                )
             )
-            for job in held or ():
+            # Those of another task may be parked already, and nobody holds them.
+            held = [job for job in held or () if not job.parked]
+            for job in held:
                 self.claims[job.id].append(Claim(job, begun_ms, now_ms()))
             if held:
-                await self._work(store, held)
+                await self._work(store, held, task)
             else:
                 await asyncio.sleep(0.02)
 
-    async def _work(self, store: Store, held: list[Job]) -> None:
+    async def _work(self, store: Store, held: list[Job], task: str) -> None:
         if self.open and self.dice.random() < 0.05:
             return  # it dies: its jobs are left to their leases
         if self.dice.random() < 0.2:
@@ -114,7 +146,7 @@ class Books:
             held = held if found is None else [job for job in found if job is not None]
         if self.open and self.dice.random() < 0.02:
             await asyncio.sleep(LEASE_MS / 1000 + 0.1)  # it stands still, and settles too late
-        await self._settle(store, [self._outcome(job) for job in held])
+        await self._settle(store, [self._outcome(job, task) for job in held])
 
     async def _settle(self, store: Store, settlements: list[Settlement]) -> None:
         """Tried on while the leases hold, as a worker does."""
@@ -130,8 +162,10 @@ class Books:
             if taken and each.outcome is Outcome.DONE:
                 self.done.add(each.job.id)
 
-    def _outcome(self, job: Job) -> Settlement:
+    def _outcome(self, job: Job, task: str) -> Settlement:
         at = now_ms()
+        if job.task != task:
+            return life.park(job, ended_ms=at)
         luck = self.dice.random() if self.open else 1
         if luck < 0.1:
             return life.retry(job, due_ms=at, error="bad luck", started_ms=at, ended_ms=at)
@@ -143,7 +177,8 @@ class Books:
         at = now_ms()
         due_ms = at + self.dice.choice([0, 0, 1_300, 2_000])
         priority = self.dice.choice([1, 1, 1, 2, 0])
-        return Job(id=id, task="t", payload="{}", due_ms=due_ms, created_ms=at, priority=priority)
+        task = self.dice.choice(TASKS)
+        return Job(id=id, task=task, payload="{}", due_ms=due_ms, created_ms=at, priority=priority)
 
     async def _tried(self, step: Awaitable[T]) -> T | None:
         """The answer; None where there was none. Any other exception is a failed test."""
@@ -162,14 +197,14 @@ class Books:
         first, second, *others = stores
         async with asyncio.timeout(150), asyncio.TaskGroup() as group:
             for n, store in enumerate(others):
-                group.create_task(self.worker(store, f"w{n}"))
+                group.create_task(self.worker(store, f"w{n}", TASKS[n % len(TASKS)]))
             group.create_task(self.customer(first, "a"))
             group.create_task(self.customer(second, "b"))
             group.create_task(self.canceller(second))
             try:
                 await trouble()
             finally:
-                self.open = False
+                self.open, self.closed_ms = False, now_ms()
             # A cancel without an answer may have ended a job.
             group.create_task(self._look_at_what_is_left(first))
 
@@ -201,7 +236,7 @@ class Books:
             self._judge_attempts(id, job)
         for id, mine in self.claims.items():
             for before, after in itertools.pairwise(sorted(mine, key=_attempt)):
-                self._judge_pair(id, before, after)
+                self._judge_pair(stored.get(id), before, after)
 
     def _judge_end(self, id: str, job: Job) -> None:
         assert job.state in (State.DONE, State.CANCELLED), f"{id} never ended: {job}"
@@ -222,7 +257,10 @@ class Books:
 
     def _judge_attempts(self, id: str, job: Job) -> None:
         attempts = [claim.job.attempt for claim in self.claims[id]]
-        assert len(set(attempts)) == len(attempts), f"{id}: one attempt for two: {attempts}"
+        assert len(set(attempts)) == len(attempts), (
+            f"{id}: one attempt for two: {self.claims[id]}, "
+            f"{[self.settled.get((id, each)) for each in attempts]}"
+        )
         if len(job.history) < life.HISTORY_LIMIT and job.attempt:
             # Of several attempts in a row that never started, history keeps the last.
             kept = [run.attempt for run in job.history]
@@ -240,12 +278,17 @@ class Books:
                 if taken is False:
                     assert told.get(attempt) is not Outcome.DONE, f"{id}: refused, yet done"
 
-    def _judge_pair(self, id: str, before: Claim, after: Claim) -> None:
+    def _judge_pair(self, job: Job | None, before: Claim, after: Claim) -> None:
         """A second attempt follows a settle that gave the job back, or the end of a lease."""
-        given_back = any(
+        id, attempt = before.job.id, before.job.attempt
+        answered = any(
             outcome is not Outcome.DONE and taken is not False
-            for outcome, taken in self.settled.get((id, before.job.attempt), ())
+            for outcome, taken in self.settled.get((id, attempt), ())
         )
+        # One whose reply was lost may be repeated only after others were settled: then it is
+        # refused, although it was taken.
+        told = [run.outcome for run in (job.history if job else ()) if run.attempt == attempt]
+        given_back = answered or told in ([Outcome.RETRY], [Outcome.RELEASE], [Outcome.PARK])
         lease_ms = before.job.lease_until_ms or 0
         if not given_back:
             assert after.at_ms >= lease_ms - SLACK_MS, f"{id} was handed out to two at a time"

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from stores import NatsHarness
-from tickwheel.job import Cancelled, Job, Outcome, State
+from tickwheel.job import CancelOutcome, Job, Outcome, State
+from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store, WorkerInfo
-from tickwheel.throttle import Rate
 
 HOUR_MS = 3_600_000
 SHORT_LEASE_MS = 600
@@ -61,7 +61,7 @@ async def claim(h: NatsHarness, store: Store, _: None) -> list[Job]:
 
 
 async def claimed(h: NatsHarness, _: None, held: list[Job], failed: int) -> None:
-    """Each comes back within a lease, or the time that a token may be on its way: both short."""
+    """Each comes back within a lease, or the time from delivery to claim: both are short."""
     assert failed or len(held) == 3
     found = list(held)
     async with asyncio.timeout(10):
@@ -71,6 +71,30 @@ async def claimed(h: NatsHarness, _: None, held: list[Job], failed: int) -> None
     for job in found:
         assert job.attempt == 1 + job.takeovers, "an attempt that nobody counted"
     assert len({(job.id, job.attempt) for job in found}) == len(found)
+
+
+async def three_parked(h: NatsHarness) -> None:
+    held = await h.claimed(*h.jobs(3))
+    parked = [h.settlement(Outcome.PARK, job) for job in held]
+    assert await h.store.settle(parked, now_ms=h.now) == [True] * 3
+
+
+async def claim_parked(h: NatsHarness, store: Store, _: None) -> list[Job]:
+    return await h.claim(3, store=store, lease_ms=SHORT_LEASE_MS, tasks=[h.job().task])
+
+
+async def claimed_parked(h: NatsHarness, _: None, held: list[Job], failed: int) -> None:
+    """Each is handed out at once, or comes back within a lease, and is parked no more."""
+    assert failed or len(held) == 3
+    found = list(held)
+    async with asyncio.timeout(10):
+        while len({job.id for job in found}) < 3:
+            found += await h.claim(1, tasks=[h.job().task])
+            await asyncio.sleep(0.05)
+    for job in found:
+        assert job.attempt == 2 + job.takeovers, "an attempt that nobody counted"
+    assert len({(job.id, job.attempt) for job in found}) == len(found)
+    assert await h.store.parked() == []
 
 
 # --- In hand
@@ -105,7 +129,8 @@ def settle(outcome: Outcome, delay_ms: int = 0) -> Case:
         assert job.failures == (outcome in (Outcome.RETRY, Outcome.DEAD))
         assert sum((await h.counts()).values()) == 1
         if job.state is State.WAITING and not delay_ms:
-            assert (await h.claim_one()).attempt == 2
+            [again] = await h.claim(1, tasks=[job.task] if job.parked else ())
+            assert again.attempt == 2
         assert await h.claim() == []
 
     return Case(one_in_hand, step, after)
@@ -114,7 +139,7 @@ def settle(outcome: Outcome, delay_ms: int = 0) -> Case:
 # --- The operator's steps
 
 
-async def cancel(h: NatsHarness, store: Store, _: Any) -> Cancelled:
+async def cancel(h: NatsHarness, store: Store, _: Any) -> CancelOutcome:
     return (await store.cancel(["job"], now_ms=h.now))[0]
 
 
@@ -126,15 +151,15 @@ async def one_due(h: NatsHarness) -> None:
     await h.add(h.job())
 
 
-async def cancelled(h: NatsHarness, _: None, answer: Cancelled, failed: int) -> None:
-    assert answer is Cancelled.CANCELLED or (failed and answer is Cancelled.TOO_LATE)
+async def cancelled(h: NatsHarness, _: None, answer: CancelOutcome, failed: int) -> None:
+    assert answer is CancelOutcome.CANCELLED or (failed and answer is CancelOutcome.TOO_LATE)
     assert await h.claim() == []
     assert await h.counts() == {"cancelled": 1}
 
 
-async def asked(h: NatsHarness, held: Job, answer: Cancelled, failed: int) -> None:
-    assert answer is Cancelled.ASKED
-    assert await h.store.asked("ann", now_ms=h.now, until_ms=h.now) == ["job"]
+async def asked(h: NatsHarness, held: Job, answer: CancelOutcome, failed: int) -> None:
+    assert answer is CancelOutcome.REQUESTED
+    assert await h.store.cancel_requests("ann", now_ms=h.now, until_ms=h.now) == ["job"]
     assert await h.settle(h.retry(held))
     assert await h.counts() == {"cancelled": 1}
 
@@ -293,6 +318,7 @@ async def throttled(h: NatsHarness, _: None, wait_ms: int, failed: int) -> None:
 CASES = {
     "add": Case(nothing, add, added),
     "claim": Case(three_due, claim, claimed),
+    "claim parked": Case(three_parked, claim_parked, claimed_parked),
     "extend": Case(one_in_hand, extend, extended),
     "settle done": settle(Outcome.DONE),
     "settle dead": settle(Outcome.DEAD),
@@ -300,6 +326,7 @@ CASES = {
     "settle retry now": settle(Outcome.RETRY),
     "settle snooze": settle(Outcome.SNOOZE, HOUR_MS),
     "settle release": settle(Outcome.RELEASE),
+    "settle park": settle(Outcome.PARK),
     "cancel waiting": Case(one_later, cancel, cancelled),
     "cancel ready": Case(one_due, cancel, cancelled),
     "cancel running": Case(one_in_hand, cancel, asked),

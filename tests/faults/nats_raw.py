@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tickwheel.stores.nats.process import find_binary
+from tickwheel.stores.nats.servers.process import find_binary
 
 SOON_S = 20.0
 
@@ -18,6 +18,8 @@ SOON_S = 20.0
 async def raw_server(folder: Path, conf: str) -> AsyncIterator[str]:
     """A server with this configuration; gives host and port."""
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("nats-server*.ports"):
+        left.unlink()  # of one that was killed here
     file = folder / "raw.conf"
     file.write_text(f'host: "127.0.0.1"\nport: -1\nports_file_dir: "{folder}"\n{conf}')
     with (folder / "raw.log").open("wb") as log:

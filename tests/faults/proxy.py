@@ -20,12 +20,12 @@ Rule = Callable[[bytes], bool]
 class Proxy:
     """Stands between clients and one server. `seen` counts the requests that came through.
 
-    With `raw` it looks into nothing: for lines between servers, which speak otherwise.
+    With `raw` it looks into nothing: for lines between servers, and to others than NATS.
     """
 
     def __init__(self, url: str, *, raw: bool = False) -> None:
         self._raw = raw
-        login, at, place = url.removeprefix("nats://").rpartition("@")
+        login, at, place = url.partition("://")[2].rpartition("@")
         host, _, port = place.partition(":")
         self._login = login + at
         self._target = (host, int(port))
@@ -40,6 +40,10 @@ class Proxy:
         self.connections = 0
         self.to_server: Rule = lambda _: True
         self.to_client: Rule = lambda _: True
+
+    @property
+    def port(self) -> int:
+        return self._port
 
     @property
     def url(self) -> str:

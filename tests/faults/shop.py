@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tickwheel import App, current_job
+from tickwheel import App, JobContext, RetryPolicy, current_job, current_jobs
 from tickwheel.job import Settlement
 from tickwheel.store import open_store
 
@@ -27,7 +27,7 @@ class DyingStore:
     def ahead_ms(self) -> int:
         return self._store.ahead_ms
 
-    def twin(self) -> DyingStore:
+    def new_handle(self) -> DyingStore:
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -52,9 +52,9 @@ def store() -> Any:
 app = App(store())
 
 
-def record(event: str) -> None:
+def record(event: str, context: JobContext | None = None) -> None:
     """One line per event, on disk before the task goes on."""
-    context = current_job()
+    context = context or current_job()
     id, attempt = (context.job.id, context.job.attempt) if context else ("?", 0)
     line = f"{event} {id} {attempt} {os.getpid()} {time.time():.6f}\n"
     file = os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -71,11 +71,36 @@ async def work(seconds: float) -> int:
     return os.getpid()
 
 
+@app.batch(size=8, linger="100ms")
+async def together(seconds: list[float]) -> list[int]:
+    for context in current_jobs():
+        record(f"start-of-{len(seconds)}", context)
+    await asyncio.sleep(max(seconds))
+    for context in current_jobs():
+        record("end", context)
+    return [os.getpid()] * len(seconds)
+
+
+@app.batch(size=8, linger="100ms")
+async def together_or_kill(seconds: list[float]) -> None:
+    for context in current_jobs():
+        record("start", context)
+    if -1.0 in seconds:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @app.task
 async def block(seconds: float) -> None:
     record("start")
     time.sleep(seconds)
     record("end")
+
+
+@app.task(retries=RetryPolicy(retries=25, first="100ms", cap="100ms"))
+async def fail(text: str) -> None:
+    """Fails with as many words as an error may have."""
+    record("fail")
+    raise RuntimeError("loud " * 1_000)
 
 
 @app.task

@@ -18,10 +18,10 @@ import pytest
 
 from stores import NatsHarness
 from tickwheel import job as life
-from tickwheel.job import Cancelled, Job, Outcome, State
+from tickwheel.job import CancelOutcome, Job, Outcome, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store
-from tickwheel.stores.nats import ready as nats_ready
+from tickwheel.stores.nats import delivery
 from tickwheel.stores.nats import stream as nats_stream
 
 pytestmark = pytest.mark.slow
@@ -31,8 +31,8 @@ T = TypeVar("T")
 HOUR_MS = 3_600_000
 LEASE_MS = 700
 
-# A claim checks that nothing else stands for a token's id, but not that the token is the last one:
-# what was written for the job before, or by the server a moment too late, counts as well.
+# A claim checks that nothing else is stored for the id of a ready message, but not that the message
+# is the last one: an earlier one, or one that the server wrote a moment too late, counts as well.
 
 
 @pytest.fixture(params=["strict", "fast"])
@@ -80,15 +80,15 @@ async def everything(
 
 
 async def test_a_cancel_and_a_claim(nats: NatsHarness, dice: random.Random) -> None:
-    twin = await nats.twin()
-    seen: Counter[Cancelled] = Counter()
+    twin = await nats.new_handle()
+    seen: Counter[CancelOutcome] = Counter()
     for n in range(300):
         await nats.add(nats.job(f"{n}"))
         held, [answer] = await asyncio.gather(
             after(dice.uniform(0, 0.002), nats.claim()),
             after(dice.uniform(0, 0.002), twin.cancel([f"{n}"], now_ms=nats.now)),
         )
-        assert answer is (Cancelled.ASKED if held else Cancelled.CANCELLED)
+        assert answer is (CancelOutcome.REQUESTED if held else CancelOutcome.CANCELLED)
         seen[answer] += 1
         for job in held:
             assert await nats.settle(nats.done(job))
@@ -97,8 +97,8 @@ async def test_a_cancel_and_a_claim(nats: NatsHarness, dice: random.Random) -> N
 
 
 async def test_a_cancel_and_the_servers_own_fire(nats: NatsHarness, dice: random.Random) -> None:
-    """What was cancelled never runs, not even when it is forgotten before its token is seen."""
-    twin = await nats.twin()
+    """What was cancelled never runs, not even if it is deleted before its ready message is seen."""
+    twin = await nats.new_handle()
     due_ms = nats.now + 2_000
     jobs = [nats.job(f"{n}", delay_ms=due_ms - nats.now) for n in range(400)]
     await nats.add(*jobs)
@@ -110,8 +110,8 @@ async def test_a_cancel_and_the_servers_own_fire(nats: NatsHarness, dice: random
             for n, job in enumerate(jobs)
         )
     )
-    assert set(map(tuple, answers)) == {(Cancelled.CANCELLED,)}
-    # A token that came too late is counted until somebody sees that it is spent.
+    assert set(map(tuple, answers)) == {(CancelOutcome.CANCELLED,)}
+    # A ready message that came too late counts until a claim finds that it is out of date.
     assert await nats.claim() == []
     assert await nats.counts() == {"cancelled": 400}
     await asyncio.sleep(0.5)
@@ -123,18 +123,18 @@ async def test_a_cancel_and_the_servers_own_fire(nats: NatsHarness, dice: random
 
 async def test_a_cancel_and_the_end_of_a_lease(nats: NatsHarness, dice: random.Random) -> None:
     """Asked or cancelled: either way nobody is handed the job again."""
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     jobs = nats.jobs(200)
     await nats.add(*jobs)
     held = await nats.claim(200, lease_ms=LEASE_MS)
     assert len(held) == 200
 
-    async def cancel(job: Job) -> Cancelled:
+    async def cancel(job: Job) -> CancelOutcome:
         await at((job.lease_until_ms or 0) + dice.uniform(-20, 300), nats)
         return (await twin.cancel([job.id], now_ms=nats.now))[0]
 
     answers = await asyncio.gather(*(cancel(job) for job in held))
-    assert set(answers) <= {Cancelled.ASKED, Cancelled.CANCELLED}
+    assert set(answers) <= {CancelOutcome.REQUESTED, CancelOutcome.CANCELLED}
     assert await everything(nats, seconds=1.5) == []
     assert await nats.counts() == {"cancelled": 200}
 
@@ -146,7 +146,7 @@ async def test_an_extend_at_the_very_end_of_the_lease(
     nats: NatsHarness, dice: random.Random
 ) -> None:
     """Who was told that it still holds the job does, and nobody else; no lease gets lost."""
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     jobs = nats.jobs(300)
     await nats.add(*jobs)
     held = await nats.claim(300, lease_ms=LEASE_MS)
@@ -181,7 +181,7 @@ async def test_a_settle_at_the_very_end_of_the_lease(
     nats: NatsHarness, dice: random.Random, outcome: Outcome
 ) -> None:
     """One story per job: it was settled, or its lease ran out, never both and never neither."""
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     jobs = nats.jobs(150)
     await nats.add(*jobs)
     held = await nats.claim(150, lease_ms=LEASE_MS)
@@ -212,7 +212,7 @@ async def test_a_settle_at_the_very_end_of_the_lease(
 
 
 async def test_a_late_settle_and_a_takeover(nats: NatsHarness, dice: random.Random) -> None:
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     jobs = nats.jobs(200)
     await nats.add(*jobs)
     held = await nats.claim(200, lease_ms=LEASE_MS)
@@ -241,7 +241,7 @@ async def test_a_late_settle_and_a_takeover(nats: NatsHarness, dice: random.Rand
 
 
 async def test_two_handles_settle_the_same_claim(nats: NatsHarness, dice: random.Random) -> None:
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     for batch in batches(nats, 300, 10):
         held = await nats.claimed(*batch)
         await asyncio.gather(
@@ -263,7 +263,7 @@ async def test_two_handles_settle_the_same_claim(nats: NatsHarness, dice: random
 
 
 async def test_an_id_added_by_several_handles(nats: NatsHarness, dice: random.Random) -> None:
-    handles = [nats.store, *[await nats.twin() for _ in range(3)]]
+    handles = [nats.store, *[await nats.new_handle() for _ in range(3)]]
     for n in range(200):
         job = nats.job(f"{n}", delay_ms=dice.choice([0, HOUR_MS]))
         answers = await asyncio.gather(
@@ -274,8 +274,8 @@ async def test_an_id_added_by_several_handles(nats: NatsHarness, dice: random.Ra
 
 
 async def test_an_add_and_a_delete(nats: NatsHarness, dice: random.Random) -> None:
-    """An id is free again only when nothing of the job is left, its tokens included."""
-    twin = await nats.twin()
+    """An id is free again only when nothing of the job is left, not even a ready message."""
+    twin = await nats.new_handle()
     for n in range(150):
         await nats.add(nats.job(f"{n}"))
         await nats.store.cancel([f"{n}"], now_ms=nats.now)
@@ -291,7 +291,7 @@ async def test_an_add_and_a_delete(nats: NatsHarness, dice: random.Random) -> No
 
 
 async def test_a_rerun_and_a_delete(nats: NatsHarness, dice: random.Random) -> None:
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     for n in range(150):
         await nats.ended(State.DEAD, f"{n}")
         [rerun], [deleted] = await asyncio.gather(
@@ -307,7 +307,7 @@ async def test_a_rerun_and_a_delete(nats: NatsHarness, dice: random.Random) -> N
 
 async def test_a_rerun_and_a_prune(nats: NatsHarness, dice: random.Random) -> None:
     """A job that was put back runs, or had been forgotten before: a rerun is never in vain."""
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     for n in range(200):
         await nats.ended(State.DEAD, f"{n}")
         [rerun], pruned = await asyncio.gather(
@@ -326,7 +326,7 @@ async def test_a_rerun_and_a_prune(nats: NatsHarness, dice: random.Random) -> No
 
 async def test_nodes_that_fire_and_change_a_schedule(nats: NatsHarness) -> None:
     """A tick is fired once, and never once its schedule has been replaced."""
-    twin = await nats.twin()
+    twin = await nats.new_handle()
     fired = 0
     for n in range(100):
         schedule = await nats.store.put_schedule(Schedule(name="s", rule="{}", next_ms=n))
@@ -349,15 +349,15 @@ async def test_nodes_that_fire_and_change_a_schedule(nats: NatsHarness) -> None:
 # --- A fire that is half done
 
 
-# --- Tokens that came in excess
+# --- Spare ready messages
 
 
 async def test_spare_tokens_are_neither_lost_nor_doubled(
     nats: NatsHarness, dice: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handles that ask for one job of four priorities are sent four: three go back."""
-    monkeypatch.setattr(nats_ready, "SPARE_S", 0.01)
-    handles = [nats.store, *[await nats.twin() for _ in range(3)]]
+    monkeypatch.setattr(delivery, "SPARE_S", 0.01)
+    handles = [nats.store, *[await nats.new_handle() for _ in range(3)]]
     jobs = [nats.job(f"{n}", priority=n % 4) for n in range(400)]
     await nats.add(*jobs)
     ran: list[tuple[str, int]] = []
@@ -384,8 +384,8 @@ async def test_spare_tokens_are_neither_lost_nor_doubled(
 
 @asynccontextmanager
 async def a_spare(nats: NatsHarness) -> AsyncIterator[tuple[Store, Store]]:
-    """One handle has the token of the job `low`, in excess; the other knows nothing of it."""
-    holder, other = nats.store, await nats.twin()
+    """One handle has the ready message of the job `low` as a spare; the other doesn't see it."""
+    holder, other = nats.store, await nats.new_handle()
     await nats.add(nats.job("high", priority=2), nats.job("low", priority=0))
     [high] = await nats.claim(1, store=holder, lease_ms=60_000)
     assert high.id == "high"
@@ -396,28 +396,28 @@ async def test_a_spare_token_that_cannot_go_back_takes_no_other_with_it(
     nats: NatsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They go back in one batch, which is refused whole: the innocent one must not be spent."""
-    monkeypatch.setattr(nats_ready, "SPARE_S", 0.2)
+    monkeypatch.setattr(delivery, "SPARE_S", 0.2)
     await nats.add(nats.job("innocent"))
     async with a_spare(nats) as (_, other):
-        assert await other.cancel(["low"], now_ms=nats.now) == [Cancelled.CANCELLED]
+        assert await other.cancel(["low"], now_ms=nats.now) == [CancelOutcome.CANCELLED]
         await asyncio.sleep(0.6)
         assert (await nats.get("innocent")).state is State.WAITING
         assert [job.id for job in await nats.claim(1, store=other)] == ["innocent"]
 
 
-async def test_a_spare_token_of_a_job_that_was_cancelled_and_deleted(nats: NatsHarness) -> None:
+async def test_a_spare_message_of_a_job_that_was_cancelled_and_deleted(nats: NatsHarness) -> None:
     async with a_spare(nats) as (holder, other):
-        assert await other.cancel(["low"], now_ms=nats.now) == [Cancelled.CANCELLED]
+        assert await other.cancel(["low"], now_ms=nats.now) == [CancelOutcome.CANCELLED]
         assert await other.delete(["low"]) == [True]
         assert await nats.claim(1, store=holder) == [], "it was to run never"
 
 
-async def test_a_spare_token_of_a_job_that_was_cancelled_and_pruned(
+async def test_a_spare_message_of_a_job_that_was_cancelled_and_pruned(
     nats: NatsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_ready, "SPARE_S", 0.2)
+    monkeypatch.setattr(delivery, "SPARE_S", 0.2)
     async with a_spare(nats) as (_, other):
-        assert await other.cancel(["low"], now_ms=nats.now) == [Cancelled.CANCELLED]
+        assert await other.cancel(["low"], now_ms=nats.now) == [CancelOutcome.CANCELLED]
         assert await other.prune([State.CANCELLED], before_ms=nats.now + 1_000, limit=9) == 1
         await asyncio.sleep(0.5)  # it is put back by now
         assert await nats.claim(1, store=other) == [], "it was to run never"
@@ -427,10 +427,10 @@ async def test_a_spare_token_of_a_job_that_was_cancelled_and_pruned(
 async def test_a_spare_token_that_others_were_handed_meanwhile(
     nats: NatsHarness, monkeypatch: pytest.MonkeyPatch, spare_s: float
 ) -> None:
-    """A process that stood still, or a server that forgot what it delivered: the same token is
-    delivered twice, and what the second one made of the job must stand."""
+    """After a process was frozen, or a server forgot what it delivered, the same ready message is
+    delivered twice. What the second holder made of the job must stand."""
     monkeypatch.setattr(nats_stream, "ACK_WAIT_S", 1)
-    monkeypatch.setattr(nats_ready, "SPARE_S", spare_s)
+    monkeypatch.setattr(delivery, "SPARE_S", spare_s)
     async with a_spare(nats) as (holder, other):
         await asyncio.sleep(1.3)
         [low] = await nats.claim(1, store=other, worker="bob")
@@ -446,8 +446,8 @@ async def test_a_spare_token_that_others_were_handed_meanwhile(
 async def test_a_claim_that_is_given_up_leaves_its_jobs_to_others(
     nats: NatsHarness, dice: random.Random
 ) -> None:
-    """Cancelled in the middle it may cost a lease, but not the time that a token may be away."""
-    twin = await nats.twin()
+    """Cancelled in the middle, it may cost a lease, but not the time of a redelivery."""
+    twin = await nats.new_handle()
     jobs = nats.jobs(60)
     await nats.add(*jobs)
     for _ in range(60):
@@ -460,7 +460,7 @@ async def test_a_claim_that_is_given_up_leaves_its_jobs_to_others(
     while len(found) < len(jobs) and nats.now < end_ms:
         found |= {job.id for job in await nats.claim(100, store=twin, lease_ms=60_000)}
         await asyncio.sleep(0.05)
-    assert len(found) == len(jobs), "tokens were dropped: their jobs are half a minute late"
+    assert len(found) == len(jobs), "messages were dropped: their jobs are half a minute late"
 
 
 async def test_claims_at_the_same_time_on_one_handle(nats: NatsHarness) -> None:

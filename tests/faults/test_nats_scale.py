@@ -21,12 +21,12 @@ from processes import LEASE_S, Shop, running_shop
 from stores import NatsHarness, nats_server
 from tickwheel import App, Outcome, State, Task
 from tickwheel.errors import StoreError
-from tickwheel.job import Cancelled, Job
+from tickwheel.job import CancelOutcome, Job
+from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import Query, Store, open_store
-from tickwheel.stores.nats.server import Server
+from tickwheel.stores.nats.servers.process import Server
 from tickwheel.stores.nats.store import NatsStore
-from tickwheel.throttle import Rate
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ async def test_three_workers_share_ten_thousand_jobs_and_run_each_once(url: str)
         for app in apps:
             await stack.enter_async_context(app)
             await stack.enter_async_context(app.worker(concurrency=20))
-        call: Task[[int], Any, Any] = Task(apps[0], apps[0].tasks.get("work"))
+        call: Task[[int], Any, Any] = Task(apps[0]._access, apps[0].tasks.get("work"))
         await apps[0].enqueue_many([call.job(n) for n in range(count)])
         await until(lambda: len(ran) >= count, f"all {count} jobs")
         await asyncio.sleep(0.5)
@@ -215,14 +215,14 @@ async def test_jobs_stay_where_they_are_whatever_was_asked_before(sharded: NatsH
 
 async def test_the_life_of_jobs_in_three_shards(sharded: NatsHarness) -> None:
     ids = [f"{n}" for n in range(60)]
-    twin = await sharded.twin()
+    twin = await sharded.new_handle()
     await sharded.add(*(sharded.job(id) for id in ids))
     held = await sharded.claim(20)
     assert len(held) == 20
     assert all(await twin.extend(held, now_ms=sharded.now, lease_ms=30_000))
     assert all(await twin.settle([sharded.done(job) for job in held], now_ms=sharded.now))
     rest = [id for id in ids if id not in {job.id for job in held}]
-    assert set(await twin.cancel(rest[:20], now_ms=sharded.now)) == {Cancelled.CANCELLED}
+    assert set(await twin.cancel(rest[:20], now_ms=sharded.now)) == {CancelOutcome.CANCELLED}
     assert await sharded.counts() == {"waiting": 20, "done": 20, "cancelled": 20}
     assert all(await sharded.store.rerun(rest[:20], now_ms=sharded.now))
     assert len(await sharded.claim(100)) == 40
@@ -248,7 +248,7 @@ async def test_claims_at_once_on_one_handle_of_three_shards(sharded: NatsHarness
 
 
 async def test_a_tick_fires_beside_its_schedule_in_any_shard(sharded: NatsHarness) -> None:
-    twin = await sharded.twin()
+    twin = await sharded.new_handle()
     names = [f"nightly-{n}" for n in range(12)]
     for name in names:
         await sharded.store.put_schedule(Schedule(name=name, rule="{}", next_ms=1))
@@ -265,7 +265,7 @@ async def test_a_tick_fires_beside_its_schedule_in_any_shard(sharded: NatsHarnes
 
 async def test_what_is_not_of_a_shard_is_found_by_every_handle(sharded: NatsHarness) -> None:
     """Workers, buckets and pauses, after any number of claims."""
-    twin = await sharded.twin()
+    twin = await sharded.new_handle()
     await sharded.add(*sharded.jobs(9))
     rate = Rate(1, 3_600_000, burst=3)
     waits = []

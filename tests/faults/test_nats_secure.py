@@ -21,8 +21,8 @@ import pytest
 from certificates import certificate
 from stores import Harness, NatsHarness
 from tickwheel.errors import StoreError, StoreUnavailable
-from tickwheel.stores.nats.process import find_binary
-from tickwheel.stores.nats.production import production_text, variables
+from tickwheel.stores.nats.servers.process import find_binary
+from tickwheel.stores.nats.servers.production import production_text, variables
 
 
 def free_ports(count: int) -> list[int]:

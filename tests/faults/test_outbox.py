@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 import pytest
 
-from postgres_server import shared_server
+from postgres_server import BadLine, shared_server
 from tickwheel.clock import StoreClock, SystemClock
 from tickwheel.errors import BadArguments, StoreError, StoreRefused
 from tickwheel.job import Job
@@ -89,6 +89,16 @@ def store() -> Iterator[MemoryStore]:
 
 async def known(store: MemoryStore, ids: Sequence[str]) -> list[str]:
     return [job.id for job in await store.get(ids) if job is not None]
+
+
+async def test_meta_and_expiry_reach_the_store(place: Place, store: MemoryStore) -> None:
+    await place.outbox.empty(store)
+    left = msgspec.structs.replace(
+        job("a"), meta={"customer": '4"2', "größe": "\n"}, expires_ms=4_000_000_000_000
+    )
+    place.leave(left)
+    assert await place.outbox.empty(store) == 1
+    assert await store.get(["a"]) == [left]
 
 
 @pytest.mark.parametrize("relays", [2, 3])
@@ -241,11 +251,48 @@ async def test_a_relay_goes_on_after_a_job_that_is_refused(place: Place) -> None
         await relay
 
 
+async def test_a_row_that_is_nested_too_deeply_holds_up_nothing(
+    place: Place, store: MemoryStore
+) -> None:
+    await place.outbox.empty(store)
+    for deep in (1_000, 100_000):
+        place.execute(
+            f"insert into {TABLE} (job) values (?)", '{"x":' + "[" * deep + "]" * deep + "}"
+        )
+    place.leave(job("good"))
+    await place.outbox.empty(store)
+    assert await known(store, ["good"]) == ["good"]
+    assert len(place.aside()) == 2
+
+
+async def test_a_relay_whose_line_goes_dead_takes_another(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    place = Place("postgresql", tmp_path)
+    await place.outbox.empty(store)
+    going = True
+    async with BadLine(shared_server()) as line:
+        outbox = Outbox(f"{line.url}?timeout=1s")
+        relay = asyncio.create_task(outbox.relay(store, StoreClock(SystemClock()), lambda: going))
+        try:
+            async with asyncio.timeout(30):
+                place.leave(job("before"))
+                while not await known(store, ["before"]):
+                    await asyncio.sleep(0.01)
+                line.stall()
+                place.leave(job("after"))
+                while not await known(store, ["after"]):
+                    await asyncio.sleep(0.01)
+        finally:
+            going = False
+            await relay
+
+
 async def test_a_store_that_takes_nothing_sets_nothing_aside(place: Place) -> None:
     store = Picky(StoreError("replaced"), "one", "two")
     await place.outbox.empty(store)
     place.leave(job("one"), job("two"))
-    with pytest.raises(StoreError, match="takes no job from the outbox: replaced"):
+    with pytest.raises(StoreError, match="accepts no job from the outbox: replaced"):
         await place.outbox.empty(store)
     assert (place.left(), place.aside()) == (2, [])
 
@@ -262,10 +309,10 @@ def test_the_command_counts_what_is_set_aside(tmp_path: Path) -> None:
         return ran.stderr
 
     first = said()
-    assert "handed over: 0 jobs" in first and "set aside" not in first
+    assert "moved to the store: 0 jobs" in first and "set aside" not in first
     place.execute(f"insert into {TABLE} (job) values ('nonsense')")
     second = said()
-    assert "handed over: 0 jobs" in second and "set aside: 1 rows" in second
+    assert "moved to the store: 0 jobs" in second and "set aside: 1 row," in second
     assert f"select n, refused, job from {TABLE} where refused is not null" in second
 
 

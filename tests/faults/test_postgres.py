@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import unicodedata
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import psycopg
 import pytest
 
 from postgres_server import BadLine, PostgresServer, shared_server
 from tickwheel import App
 from tickwheel import job as life
+from tickwheel.checks import LATEST_MS
 from tickwheel.cli import main
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
-from tickwheel.job import Job, State
-from tickwheel.store import Level, open_store
+from tickwheel.job import CancelOutcome, Job, State
+from tickwheel.limit import Rate
+from tickwheel.store import Level, Query, open_store
+from tickwheel.stores.postgres import rows
+from tickwheel.stores.postgres.pool import Connection
 from tickwheel.stores.postgres.schema import parts_of
-from tickwheel.stores.postgres.steps import adding
+from tickwheel.stores.postgres.statements import adding
 from tickwheel.stores.postgres.store import PostgresStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -28,6 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 # Generous: what is asked is whether it happens at all, on a busy machine too.
 SOON_S = 20.0
 MINUTE = 60_000
+MIB = 1024**2
 
 
 @pytest.fixture
@@ -68,9 +75,13 @@ def job(id: str, now_ms: int, *, queue: str = "default") -> Job:
     return Job(id=id, task="t", payload="{}", queue=queue, due_ms=now_ms, created_ms=now_ms)
 
 
-async def claim(store: PostgresStore, *, limit: int = 10, lease_ms: int = 30_000) -> list[Job]:
+async def claim(
+    store: PostgresStore, *, limit: int = 10, lease_ms: int = 30_000, tasks: Sequence[str] = ()
+) -> list[Job]:
     now_ms = await now_of(store)
-    return await store.claim(["default"], worker="w", limit=limit, now_ms=now_ms, lease_ms=lease_ms)
+    return await store.claim(
+        ["default"], worker="w", limit=limit, now_ms=now_ms, lease_ms=lease_ms, tasks=tasks
+    )
 
 
 async def until(happened: Callable[[], bool], what: str) -> None:
@@ -235,6 +246,146 @@ async def test_a_lock_that_somebody_holds_ends_in_time(schema: str) -> None:
         assert await store.get(["a"]) != [None]
 
 
+# --- A node is cut off in the middle of a step
+
+
+@pytest.mark.parametrize("requests", range(1, 6))
+async def test_a_worker_cut_off_in_a_takeover_holds_up_nobody(schema: str, requests: int) -> None:
+    direct = f"{shared_server().url}?schema={schema}"
+    async with BadLine(shared_server()) as line, opened(direct) as other:
+        async with opened(f"{line.url}?schema={schema}&pool=1&timeout=1s") as store:
+            now_ms = await now_of(store)
+            await other.add([job("lost", now_ms)])
+            [lost] = await claim(other, lease_ms=1)
+            await other.add([job("waits", now_ms)])
+            line.stall_after(requests)
+            with contextlib.suppress(StoreUnavailable):
+                await claim_at(store, lost.lease_until_ms or 0)
+        # Long after the lease that the one who was cut off may have got.
+        later_ms = now_ms + 10 * MINUTE
+        assert await eventually_claimed(other, later_ms, 2) == {"lost", "waits"}
+
+
+async def claim_at(store: PostgresStore, now_ms: int) -> list[Job]:
+    return await store.claim(["default"], worker="w", limit=10, now_ms=now_ms, lease_ms=MINUTE)
+
+
+async def eventually_claimed(store: PostgresStore, now_ms: int, count: int) -> set[str]:
+    """What can be claimed within a few seconds, of so many jobs."""
+    found: set[str] = set()
+    for _ in range(100):
+        found |= {each.id for each in await claim_at(store, now_ms)}
+        if len(found) == count:
+            break
+        await asyncio.sleep(0.1)
+    return found
+
+
+@pytest.mark.parametrize("requests", range(1, 6))
+async def test_who_is_cut_off_while_it_cancels_holds_up_nobody(schema: str, requests: int) -> None:
+    direct = f"{shared_server().url}?schema={schema}"
+    async with BadLine(shared_server()) as line, opened(direct) as other:
+        async with opened(f"{line.url}?schema={schema}&pool=1&timeout=1s") as store:
+            now_ms = await now_of(store)
+            await other.add([job("lost", now_ms)])
+            [lost] = await claim(other, lease_ms=1)
+            line.stall_after(requests)
+            with contextlib.suppress(StoreUnavailable):
+                await store.cancel(["lost"], now_ms=lost.lease_until_ms or 0)
+        async with asyncio.timeout(10):
+            answers = await other.cancel(["lost"], now_ms=now_ms + MINUTE)
+        assert answers in ([CancelOutcome.CANCELLED], [CancelOutcome.TOO_LATE])
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], Awaitable[object]]) -> None:
+    """Let something happen, once, after a step has read jobs and before it writes them."""
+    read, happened = rows.marked, False
+
+    async def marked(db: Connection, schema: str, ids: Sequence[str]) -> dict[str, tuple[str, Job]]:
+        nonlocal happened
+        found = await read(db, schema, ids)
+        if not happened:
+            happened = True
+            await happen()
+        return found
+
+    monkeypatch.setattr(rows, "marked", marked)
+
+
+async def test_a_takeover_leaves_alone_what_changed_since_it_was_read(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{shared_server().url}?schema={schema}"
+    async with opened(url) as store, opened(url) as other:
+        now_ms = await now_of(store)
+        await store.add([job("cancelled", now_ms), job("taken", now_ms)])
+        await claim(store, lease_ms=1)
+        await store.add([job("waits", now_ms + 10_000)])
+        later_ms = now_ms + MINUTE
+
+        async def change() -> None:
+            await other.cancel(["cancelled"], now_ms=later_ms)
+            [taken] = await other.claim(
+                ["default"], worker="v", limit=1, now_ms=later_ms, lease_ms=MINUTE
+            )
+            assert taken.id == "taken"
+
+        meanwhile(monkeypatch, change)
+        assert [each.id for each in await claim_at(store, later_ms)] == ["waits"]
+        cancelled, taken = await store.get(["cancelled", "taken"])
+        assert cancelled is not None and cancelled.state is State.CANCELLED
+        assert taken is not None and (taken.worker, taken.takeovers) == ("v", 1)
+
+
+async def test_a_cancel_heeds_what_changed_since_it_looked(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{shared_server().url}?schema={schema}"
+    async with opened(url) as store, opened(url) as other:
+        now_ms = await now_of(store)
+        await store.add([job("lost", now_ms)])
+        await claim(store, lease_ms=1)
+        later_ms = now_ms + MINUTE
+        meanwhile(monkeypatch, lambda: claim_at(other, later_ms))
+        # It was taken over a moment before: so its new holder is asked.
+        assert await store.cancel(["lost"], now_ms=later_ms) == [CancelOutcome.REQUESTED]
+        [found] = await store.get(["lost"])
+        assert found is not None and (found.state, found.cancel_requested) == (State.RUNNING, True)
+
+
+async def test_a_reply_that_can_not_be_sent_locks_jobs_no_longer_than_the_time_limit(
+    schema: str,
+) -> None:
+    direct = f"{shared_server().url}?schema={schema}"
+    async with BadLine(shared_server()) as line, opened(direct) as other:
+        async with opened(f"{line.url}?schema={schema}&pool=1&timeout=1s") as store:
+            now_ms = await now_of(store)
+            # More than the buffers of a connection hold.
+            large = [
+                msgspec.structs.replace(job(f"{n}", now_ms), payload=f'{{"x":"{"x" * MIB}"}}')
+                for n in range(12)
+            ]
+            await other.add(large)
+            line.stall_after(1)
+            with pytest.raises(StoreUnavailable):
+                await claim_at(store, now_ms)
+        later_ms = now_ms + 10 * MINUTE
+        assert len(await eventually_claimed(other, later_ms, len(large))) == len(large)
+
+
+@pytest.mark.parametrize("requests", range(4, 9))
+async def test_a_node_cut_off_while_it_makes_the_schema_holds_up_the_others_for_seconds(
+    schema: str, requests: int
+) -> None:
+    async with BadLine(shared_server()) as line:
+        line.stall_after(requests)
+        with contextlib.suppress(StoreUnavailable):
+            await open_store(f"{line.url}?schema={schema}&pool=1&timeout=1s").open()
+        url = f"{shared_server().url}?schema={schema}"
+        async with asyncio.timeout(SOON_S), opened(url) as store:
+            assert await store.queues() == []
+
+
 # --- News
 
 
@@ -266,12 +417,12 @@ async def test_waits_go_on_when_their_listener_is_lost(schema: str) -> None:
     url = f"{shared_server().url}?schema={schema}"
     async with opened(url) as store:
         await wait_for_another(store, url, "before")
-        assert store._opened_news().hearing
+        assert store._open_listener().hearing
         [(pid,)] = listeners(schema)
         shared_server().execute(f"select pg_terminate_backend({pid})")
-        await until(lambda: store._opened_news().hearing is False, "the loss is noticed")
+        await until(lambda: store._open_listener().hearing is False, "the loss is noticed")
         await wait_for_another(store, url, "after")
-        await until(lambda: store._opened_news().hearing is True, "it listens again")
+        await until(lambda: store._open_listener().hearing is True, "it listens again")
         assert listeners(schema) != [(pid,)]
 
 
@@ -290,7 +441,7 @@ async def test_behind_a_transaction_pooler_waits_look_for_themselves(schema: str
 async def until_deaf(store: PostgresStore) -> None:
     now_ms = await now_of(store)
     await store.wait(["default"], now_ms=now_ms, until_ms=now_ms)
-    await until(lambda: store._opened_news().hearing is False, "no echo came")
+    await until(lambda: store._open_listener().hearing is False, "no echo came")
 
 
 async def test_behind_a_pooler_nothing_is_prepared(schema: str) -> None:
@@ -318,7 +469,9 @@ async def test_a_cancel_by_another_handle_is_heard_at_once(schema: str) -> None:
         now_ms = await now_of(store)
         await store.add([job("a", now_ms)])
         await claim(store)
-        asked = asyncio.create_task(store.asked("w", now_ms=now_ms, until_ms=now_ms + MINUTE))
+        asked = asyncio.create_task(
+            store.cancel_requests("w", now_ms=now_ms, until_ms=now_ms + MINUTE)
+        )
         await asyncio.sleep(1)
         await other.cancel(["a"], now_ms=now_ms)
         async with asyncio.timeout(SOON_S):
@@ -445,7 +598,7 @@ def grants(schema: str, role: str) -> list[str]:
     """As docs/postgresql.md says."""
     return [
         f"grant usage on schema {schema} to {role}",
-        f"grant select on {schema}.version to {role}",
+        f"grant select on {schema}.version, {schema}.job_meta to {role}",
         f"grant select, insert, update, delete on {schema}.job, {schema}.tally, {schema}.paused, "
         f"{schema}.schedule, {schema}.worker, {schema}.bucket to {role}",
     ]
@@ -466,9 +619,15 @@ async def test_the_least_rights_are_enough_for_a_whole_life(schema: str, role: s
         shared_server().execute(grant)
     async with opened(url_of(role, schema)) as store:
         now_ms = await now_of(store)
-        await store.add([job("a", now_ms)])
+        await store.add([msgspec.structs.replace(job("a", now_ms), meta={"customer": "42"})])
         [held] = await claim(store)
         assert await store.extend([held], now_ms=now_ms, lease_ms=MINUTE) != [None]
+        assert [each.id for each in (await store.find(Query(meta=("customer", "42")))).jobs] == [
+            "a"
+        ]
+        assert await store.settle([life.park(held, ended_ms=now_ms)], now_ms=now_ms) == [True]
+        assert [each.id for each in await store.parked()] == ["a"]
+        [held] = await claim(store, tasks=["t"])
         assert await store.settle(
             [life.done(held, started_ms=now_ms, ended_ms=now_ms)], now_ms=now_ms
         ) == [True]
@@ -512,8 +671,7 @@ async def test_an_older_schema_is_for_its_owner_to_upgrade(
     known = len(parts_of(schema))
 
     def with_one_more(schema: str) -> list[str]:
-        more = f"create table {schema}.more (); update {schema}.version set version = {known + 1}"
-        return [*parts_of(schema), more]
+        return [*parts_of(schema), f"create table {schema}.more ();"]
 
     monkeypatch.setattr("tickwheel.stores.postgres.schema.parts_of", with_one_more)
     words = rf"version {known} .* needs {known + 1}.*tickwheel migrate"
@@ -525,6 +683,134 @@ async def test_an_older_schema_is_for_its_owner_to_upgrade(
     async with opened(url):
         [(version,)] = shared_server().execute(f"select version from {schema}.version")
         assert version == known + 1
+
+
+OLDER = range(1, len(parts_of("tickwheel")))
+BEFORE_META = next(n for n, part in enumerate(parts_of("tickwheel")) if "job_meta" in part)
+
+
+def make_older(server: PostgresServer, schema: str, version: int) -> None:
+    for part in parts_of(schema)[:version]:
+        server.execute(part)
+    server.execute(f"update {schema}.version set version = {version}")
+
+
+@pytest.mark.parametrize("version", OLDER)
+async def test_the_schema_of_an_older_release_is_upgraded_with_its_jobs(
+    schema: str, role: str, version: int
+) -> None:
+    make_older(shared_server(), schema, version)
+    shared_server().execute(f"grant usage on schema {schema} to {role}")
+    shared_server().execute(f"grant execute on function {schema}.enqueue to {role}")
+    shared_server().execute(f"select {schema}.enqueue('t', id => 'old')")
+    url = f"{shared_server().url}?schema={schema}"
+    async with opened(url) as store:
+        shared_server().execute(f"select {schema}.enqueue('t', id => 'new')", user=role)
+        assert [each.waiting for each in await store.queues()] == [2]
+        held = await claim(store)
+        assert {each.id for each in held} == {"old", "new"}
+        now_ms = await now_of(store)
+        parked = [life.park(each, ended_ms=now_ms) for each in held]
+        assert await store.settle(parked, now_ms=now_ms) == [True, True]
+        assert await claim(store) == []
+        assert [each.waiting for each in await store.queues()] == [2]
+        known = len(parts_of(schema))
+        assert await PostgresStore.migrate(url, dry_run=True) == (known, known, "")
+
+
+async def test_who_could_read_jobs_before_an_upgrade_can_find_them_by_meta_after_it(
+    schema: str, role: str
+) -> None:
+    make_older(shared_server(), schema, BEFORE_META)
+    tables = ("version", "job", "tally", "paused", "schedule", "worker", "bucket")
+    shared_server().execute(f"grant usage on schema {schema} to {role}")
+    for table in tables:
+        shared_server().execute(
+            f"grant select, insert, update, delete on {schema}.{table} to {role}"
+        )
+    await PostgresStore.migrate(f"{shared_server().url}?schema={schema}", dry_run=False)
+    async with opened(url_of(role, schema)) as store:
+        now_ms = await now_of(store)
+        tagged = [msgspec.structs.replace(job(id, now_ms), meta={"customer": "42"}) for id in "ab"]
+        assert await store.add(tagged) == [True, True]
+        assert CancelOutcome.CANCELLED in await store.cancel(["a"], now_ms=now_ms)
+        assert await store.delete(["a"]) == [True]
+        page = await store.find(Query(meta=("customer", "42")))
+        assert [each.id for each in page.jobs] == ["b"]
+
+
+# --- Logical replication
+
+
+@pytest.fixture
+def published() -> Iterator[PostgresServer]:
+    """A server that publishes every table that there will ever be."""
+    server = PostgresServer(fast=True, settings={"wal_level": "logical"})
+    try:
+        server.create()
+        server.start()
+        server.execute("create publication everything for all tables")
+        yield server
+    finally:
+        server.remove()
+
+
+async def test_every_table_may_be_published(
+    published: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickwheel.stores.postgres.store.FOLD_STEPS", 3)
+    async with opened(published.url) as store:
+        now_ms = await now_of(store)
+        for n in range(5):
+            await store.add([msgspec.structs.replace(job(f"{n}", now_ms), meta={"n": "1"})])
+            [held] = await claim(store)
+            await store.settle([life.park(held, ended_ms=now_ms)], now_ms=now_ms)
+            [held] = await claim(store, tasks=["t"])
+            await store.settle([life.done(held, started_ms=now_ms, ended_ms=now_ms)], now_ms=now_ms)
+        assert await store.prune([State.DONE], before_ms=now_ms + 1, limit=10) == 5
+        await store.pause("q", True)
+        await store.pause("q", False)
+        await store.throttle("k", Rate(limit=1, period_ms=1000), now_ms=now_ms)
+        await store.throttle("k", Rate(limit=1, period_ms=1000), now_ms=now_ms + 2000)
+        await store.queues()
+        assert not [each for each in await store.findings() if each.level is Level.BAD]
+        [(rows,)] = published.execute("select count(*) from tickwheel.tally")
+        assert rows == 0
+    keyless = published.execute(
+        """select relname from pg_class where relnamespace = 'tickwheel'::regnamespace
+           and relkind = 'r' and not exists (
+               select from pg_index where indrelid = pg_class.oid and indisprimary)"""
+    )
+    assert keyless == []
+
+
+@pytest.mark.parametrize("version", OLDER)
+async def test_an_older_schema_is_upgraded_where_it_is_published(
+    published: PostgresServer, version: int
+) -> None:
+    published.execute("drop publication everything")
+    make_older(published, "tickwheel", version)
+    published.execute("create publication everything for all tables")
+    async with opened(published.url) as store:
+        assert await store.add([job("a", 1)]) == [True]
+
+
+async def test_counts_that_can_not_be_folded_are_a_finding(
+    schema: str, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickwheel.stores.postgres.store.FOLD_STEPS", 1)
+    await PostgresStore.migrate(f"{shared_server().url}?schema={schema}", dry_run=False)
+    for grant in grants(schema, role):
+        shared_server().execute(grant)
+    shared_server().execute(f"revoke delete on {schema}.tally from {role}")
+    async with opened(url_of(role, schema)) as store:
+        # The step itself has happened, and says so.
+        assert await store.add([job("a", 1)]) == [True]
+        [counts] = [each for each in await store.findings() if each.about == "counts"]
+        assert counts.level is Level.BAD and "permission denied" in counts.words
+        shared_server().execute(f"grant delete on {schema}.tally to {role}")
+        [counts] = [each for each in await store.findings() if each.about == "counts"]
+        assert counts.level is Level.OK
 
 
 async def test_a_wrong_password_is_no_passing_trouble(server: PostgresServer) -> None:
@@ -583,6 +869,77 @@ async def test_sql_chooses_delay_queue_priority_and_due(schema: str) -> None:
                 shared_server().execute(f"select {schema}.enqueue('t', {wrong})")
 
 
+WRONG = {
+    "task => null": "a name is",
+    "task => ''": "a name is",
+    "task => 'with space'": "a name is",
+    "task => repeat('x', 129)": "a name is",
+    "queue => null": "a name is",
+    "queue => 'q/1'": "a name is",
+    "queue => E'line\\n'": "a name is",
+    "id => ''": "an id is",
+    "id => repeat('x', 3000)": "an id is",
+    "id => repeat('x', 201)": "an id is",
+    "id => E'two\\nlines'": "an id is",
+    "id => E'\\x1b[2J'": "an id is",
+    "id => E'\\u202e'": "an id is",
+    "priority => 4": "from 0",
+    "priority => -1": "from 0",
+    "priority => null": "from 0",
+    "payload => null": "an object",
+    "payload => '[1]'": "an object",
+    "delay => null": "it is null",
+    "delay => '-1 second'": "negative",
+    "delay => '9000 years'": "1970 to 9999",
+    "due => '10000-01-01Z'": "1970 to 9999",
+    "due => 'infinity'": "1970 to 9999",
+    "due => '-infinity'": "1970 to 9999",
+    "due => '1969-12-31 23:59Z'": "1970 to 9999",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_sql_is_refused_what_no_store_can_keep(schema: str, wrong: str) -> None:
+    async with opened(f"{shared_server().url}?schema={schema}") as store:
+        task = "" if wrong.startswith("task") else "'t', "
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=WRONG[wrong]):
+            shared_server().execute(f"select {schema}.enqueue({task}{wrong})")
+        assert await store.queues() == []
+
+
+async def test_sql_takes_what_python_takes(schema: str) -> None:
+    """Every character of every script that an id can have, and no other."""
+    assigned = [c for n, c in enumerate(map(chr, range(1, 0x110000))) if _worth_trying(n, c)]
+    async with opened(f"{shared_server().url}?schema={schema}") as store:
+        with psycopg.connect(shared_server().url, autocommit=True) as connection:
+            connection.execute(TRIAL.format(schema=schema).encode())
+            trial = f"select c from unnest(%s::text[]) as c where {schema}.takes(c)"
+            taken = {c for (c,) in connection.execute(trial.encode(), (assigned,))}
+        assert taken == {c for c in assigned if c.isprintable()}
+        last = f"select {schema}.enqueue('t', id => 'last', due => '9999-12-31 23:59:59.999Z')"
+        shared_server().execute(last)
+        [found] = await store.get(["last"])
+        assert found is not None and found.due_ms == LATEST_MS
+
+
+def _worth_trying(n: int, c: str) -> bool:
+    """Surrogates are no text, and which characters there are yet depends on the release of Python.
+    Of letters, and of those for private use, there are very many alike."""
+    kind = unicodedata.category(c)
+    return kind not in ("Cs", "Cn") and (kind not in ("Lo", "Co") or n % 50 == 0)
+
+
+TRIAL = """
+    create function {schema}.takes(id text) returns boolean language plpgsql as $$
+    begin
+        -- Nothing is stored: the last thing to be checked is wrong.
+        perform {schema}.enqueue('t', id => takes.id, due => 'infinity');
+        return true;
+    exception when invalid_parameter_value then
+        return sqlerrm like 'due%';
+    end $$"""
+
+
 async def test_a_role_that_only_adds_jobs_needs_one_right(schema: str, role: str) -> None:
     async with opened(f"{shared_server().url}?schema={schema}") as store:
         shared_server().execute(f"grant usage on schema {schema} to {role}")
@@ -613,10 +970,11 @@ async def test_what_cannot_be_kept_is_refused_at_the_call(schema: str) -> None:
         await store.add([job("a", now_ms)])
         [held] = await claim(store)
         # Errors quote anything.
-        dead = life.dead(held, error="bad \0 byte", ended_ms=now_ms)
+        dead = life.dead(held, error="bad \0 byte", ended_ms=now_ms, traceback="at \0")
         assert await store.settle([dead], now_ms=now_ms) == [True]
         [found] = await store.get(["a"])
-        assert found is not None and found.error == "bad \\x00 byte"
+        assert found is not None
+        assert (found.error, found.traceback) == ("bad \\x00 byte", "at \\x00")
 
 
 # --- The command
@@ -632,20 +990,23 @@ def test_migrate_prints_what_it_would_run_and_says_what_it_did(
     assert shared_server().execute(f"select to_regnamespace('{schema}')") == [(None,)]
 
     assert main(command) == 0
-    assert f"made the schema, at version {len(parts_of(schema))}" in capsys.readouterr().err
+    assert f"created the schema, version {len(parts_of(schema))}" in capsys.readouterr().err
     assert main(command) == 0
     assert "nothing to do" in capsys.readouterr().err
 
 
 def test_migrate_is_for_postgresql_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["migrate", "--store", "sqlite:///jobs.db"]) == 2
-    assert "needs no migrate" in capsys.readouterr().err
+    assert "does not need migrate" in capsys.readouterr().err
 
 
-def test_what_migrate_prints_can_be_run_by_hand(schema: str) -> None:
-    for part in parts_of(schema):
-        shared_server().execute(part)
-    asyncio.run(_adds_one(f"{shared_server().url}?schema={schema}"))
+def test_what_migrate_prints_can_be_run_by_hand(
+    schema: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{shared_server().url}?schema={schema}"
+    assert main(["migrate", "--store", url, "--dry-run"]) == 0
+    shared_server().execute(capsys.readouterr().out)
+    asyncio.run(_adds_one(url))
 
 
 async def _adds_one(url: str) -> None:

@@ -7,6 +7,7 @@ enqueues, then commits or rolls back.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,16 +18,20 @@ from typing import Any
 import aiosqlite
 import apsw
 import asyncpg
+import msgspec
 import psycopg
 import psycopg2
 import pytest
 import sqlalchemy
+from psycopg.rows import dict_row, scalar_row
+from psycopg2.extras import RealDictCursor
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from postgres_server import shared_server
 from stores import nats_server
-from tickwheel import App, BadConfig, Query, State, StoreUnavailable
+from tickwheel import App, BadConfig, StoreUnavailable
+from tickwheel.job import Job
 from tickwheel.outbox import TABLE
 
 BUSINESS = "create table if not exists orders (n integer)"
@@ -152,7 +157,32 @@ def _psycopg_url(where: str) -> str:
     return where.replace("postgresql://", "postgresql+psycopg://")
 
 
+def changed(enter: Callable[[str], Any], **settings: Any) -> Callable[[str], Any]:
+    """The same way in, over a connection that gives other rows or takes other parameters."""
+
+    @contextmanager
+    def way(where: str) -> Iterator[Any]:
+        with enter(where) as connection:
+            for name, value in settings.items():
+                setattr(connection, name, value)
+            yield connection
+
+    return way
+
+
+def as_dict(cursor: Any, row: Any) -> dict[str, Any]:
+    return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+
 SYNC = {
+    "sqlite3-dicts": ("sqlite", changed(by_sqlite3, row_factory=as_dict)),
+    "sqlite3-values": ("sqlite", changed(by_sqlite3, row_factory=lambda _, row: row[0])),
+    "sqlite3-bytes": ("sqlite", changed(by_sqlite3, text_factory=bytes)),
+    "apsw-dicts": ("sqlite", changed(by_apsw, row_trace=lambda _, row: {"id": row[0]})),
+    "psycopg-dicts": ("postgresql", changed(by_psycopg, row_factory=dict_row)),
+    "psycopg-values": ("postgresql", changed(by_psycopg, row_factory=scalar_row)),
+    "psycopg-raw": ("postgresql", changed(by_psycopg, cursor_factory=psycopg.RawCursor)),
+    "psycopg2-dicts": ("postgresql", changed(by_psycopg2, cursor_factory=RealDictCursor)),
     "sqlite3": ("sqlite", by_sqlite3),
     "apsw": ("sqlite", by_apsw),
     "sqlalchemy-sqlite": ("sqlite", by_session(lambda where: f"sqlite:///{where}")),
@@ -196,6 +226,23 @@ async def by_asyncpg(where: str) -> AsyncIterator[Any]:
         await connection.close()
 
 
+@asynccontextmanager
+async def by_asyncpg_with_json(where: str) -> AsyncIterator[Any]:
+    async with by_asyncpg(where) as connection:
+        for kind in ("json", "jsonb"):
+            await connection.set_type_codec(
+                kind, encoder=json.dumps, decoder=json.loads, schema="pg_catalog"
+            )
+        yield connection
+
+
+@asynccontextmanager
+async def by_async_psycopg_with_dicts(where: str) -> AsyncIterator[Any]:
+    async with by_async_psycopg(where) as connection:
+        connection.row_factory = dict_row
+        yield connection
+
+
 def by_async_session(url: Callable[[str], str]) -> Callable[[str], Any]:
     @asynccontextmanager
     async def way(where: str) -> AsyncIterator[Any]:
@@ -228,7 +275,9 @@ ASYNC: dict[str, tuple[str, Callable[[str], AbstractAsyncContextManager[Any]]]] 
         by_async_session(lambda where: f"sqlite+aiosqlite:///{where}"),
     ),
     "psycopg": ("postgresql", by_async_psycopg),
+    "psycopg-dicts": ("postgresql", by_async_psycopg_with_dicts),
     "asyncpg": ("postgresql", by_asyncpg),
+    "asyncpg-json": ("postgresql", by_asyncpg_with_json),
     "sqlalchemy-psycopg": ("postgresql", by_async_session(_psycopg_url)),
     "sqlalchemy-asyncpg": ("postgresql", by_async_connection),
 }
@@ -273,13 +322,28 @@ class Place:
             return 0
         return await self.app.outbox.empty((await self.app.client()).store)
 
+    def tagged(self) -> Job:
+        """A job with meta and an expiry."""
+        job: Job = self.ship.using(delay="1h", id="tagged").job(1)
+        return msgspec.structs.replace(job, meta={"customer": "42"}, expires_ms=job.due_ms)
+
+    async def has_tagged(self) -> bool:
+        """Whether it is there as it was made, and found."""
+        async with self.app:
+            await self.empty()
+            [stored] = await (await self.app.client()).store.get(["tagged"])
+            found = await self.app.find(meta={"customer": "42"})
+        assert stored is not None
+        whole = (stored.meta, stored.expires_ms) == ({"customer": "42"}, stored.due_ms)
+        return whole and [info.id for info in found.jobs] == ["tagged"]
+
     async def ids(self) -> list[str]:
         """One word for each job that waits."""
         async with self.app:
             await self.empty()
             found, cursor = [], None
             while True:
-                page = await self.app.find(Query(state=State.WAITING), cursor=cursor, limit=1000)
+                page = await self.app.find(state="waiting", cursor=cursor, limit=1000)
                 found += ["job" for _ in page.jobs]
                 cursor = page.cursor
                 if cursor is None:
@@ -319,6 +383,9 @@ def test_without_an_event_loop(place: Any, runner: asyncio.Runner, way: str) -> 
         if here.app.outbox is None:
             assert [handle.added for handle in handles] == [False, True, False]
     assert runner.run(here.ids()) == ["job"] * 2
+    with enter(here.where) as connection:
+        here.app.sync.enqueue_many([here.tagged()], connection=connection)
+    assert runner.run(here.has_tagged())
 
 
 @pytest.mark.parametrize("way", ASYNC)
@@ -337,6 +404,9 @@ async def test_with_an_event_loop(place: Any, way: str) -> None:
         jobs = [here.ship.using(delay="1h").job(n) for n in range(20)]
         await here.app.enqueue_many(jobs, connection=connection)
     assert await here.ids() == ["job"] * 21
+    async with enter(here.where) as connection:
+        await here.app.enqueue_many([here.tagged()], connection=connection)
+    assert await here.has_tagged()
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
@@ -448,12 +518,18 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
             nothing.using(connection=connection).enqueue_sync()
         with pytest.raises(StoreUnavailable, match="table for jobs is missing"):
             here.ship.using(connection=connection).enqueue_sync(1)
-        with pytest.raises(BadConfig, match="an outbox is in a postgresql"):
+        with pytest.raises(BadConfig, match="an outbox must be in a postgresql"):
             App("memory://", outbox="nats://host")
-    with pytest.raises(BadConfig, match="known are psycopg"):
+    with pytest.raises(BadConfig, match="is not supported; these are: psycopg"):
         here.ship.using(connection=object()).enqueue_sync(1)
+    with pytest.raises(BadConfig, match="of type str, which is not") as told:
+        here.ship.using(connection="postgresql://ann:hunter2@host/shop").enqueue_sync(1)
+    assert "hunter2" not in str(told.value)
+    engine = sqlalchemy.create_engine("sqlite://")
+    with pytest.raises(BadConfig, match="give a connection or a session"):
+        here.ship.using(connection=engine).enqueue_sync(1)
     other = psycopg.connect(shared_server().url)
-    with other, pytest.raises(BadConfig, match="to postgresql, the jobs are in sqlite"):
+    with other, pytest.raises(BadConfig, match="to postgresql, but the jobs are in sqlite"):
         here.ship.using(connection=other).enqueue_sync(1)
 
 
@@ -463,7 +539,7 @@ async def test_two_sqlite_libraries_are_kept_apart(tmp_path: Path) -> None:
         # A connection to another file, which may have attached this one.
         with (
             closing(sqlite3.connect(":memory:")) as it,
-            pytest.raises(BadConfig, match="give an apsw connection"),
+            pytest.raises(BadConfig, match="use an apsw connection"),
         ):
             here.ship.using(connection=it).enqueue_sync(1)
 

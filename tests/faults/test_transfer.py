@@ -12,19 +12,26 @@ from typing import Any
 import msgspec
 import pytest
 
-import tickwheel.transfer
+import tickwheel.operate.transfer
 from stores import KNOWN, Harness
 from tickwheel import App, StoreUnavailable
+from tickwheel.checks import NOTE
 from tickwheel.cli import main
 from tickwheel.clock import StoreClock, SystemClock
-from tickwheel.job import State
-from tickwheel.notes import NOTE
+from tickwheel.job import Progress, State
+from tickwheel.operate.transfer import Transfer
 from tickwheel.schedule import Misfire, Overlap, Rule, Schedule
 from tickwheel.store import Query, Store
 from tickwheel.testing import FaultyStore
-from tickwheel.transfer import Transfer
 
-PAIRS = [("sqlite", "nats"), ("nats", "sqlite"), ("memory", "sqlite"), ("sqlite", "memory")]
+PAIRS = [
+    ("sqlite", "nats"),
+    ("nats", "sqlite"),
+    ("memory", "sqlite"),
+    ("sqlite", "memory"),
+    ("redis", "postgres"),
+    ("postgres", "redis"),
+]
 
 RULE = Rule(
     cron="0 2 * * *",
@@ -49,7 +56,7 @@ async def transfer(old: Any, new: Any) -> Transfer:
 def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Where no worker claims, none has to be waited for."""
     if "pair" in request.fixturenames:
-        monkeypatch.setattr(tickwheel.transfer, "PAUSE_S", 0)
+        monkeypatch.setattr(tickwheel.operate.transfer, "PAUSE_S", 0)
 
 
 async def ids(store: Store, state: State | None = None) -> list[str]:
@@ -94,6 +101,27 @@ async def test_waiting_jobs_and_schedules_move_and_the_rest_stays(pair: list[Har
     assert await old.store.schedules() == []
     [schedule] = await new.store.schedules()
     assert (schedule.name, schedule.next_ms) == ("nightly", 2_000_000_000_000)
+
+
+async def test_meta_expiry_and_progress_move_too(pair: list[Harness]) -> None:
+    old, new = pair
+    tagged = old.job(meta={"customer": "42"}, expires_ms=4_000_000_000_000)
+    [held] = await old.claimed(tagged)
+    told = msgspec.structs.replace(held, started_ms=old.now, progress=Progress(0.5, "half"))
+    extended = await old.extend(told)
+    assert extended is not None
+    assert await old.settle(old.retry(extended, delay_ms=3_600_000))
+    before = await old.get()
+    await transfer(old.store, new.store)
+    after = await new.get()
+    assert (after.meta, after.expires_ms, after.progress) == (
+        before.meta,
+        before.expires_ms,
+        Progress(0.5, "half"),
+    )
+    query = Query(meta=("customer", "42"))
+    assert [job.id for job in (await new.store.find(query)).jobs] == ["job"]
+    assert (await old.store.find(query)).jobs == []
 
 
 async def test_a_move_that_breaks_off_anywhere_is_finished_by_the_next(
@@ -151,7 +179,7 @@ class Breaking:
 async def test_a_move_that_breaks_off_at_any_call_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acted: bool
 ) -> None:
-    monkeypatch.setattr(tickwheel.transfer, "PAUSE_S", 0)
+    monkeypatch.setattr(tickwheel.operate.transfer, "PAUSE_S", 0)
     expected = sorted(f"{n}" for n in range(5))
     for at in range(1, 100):
         old, new = KNOWN["memory"](tmp_path), KNOWN["memory"](tmp_path)
@@ -291,7 +319,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["migrate-jobs", old, new]) == 2
     assert "--yes" in capsys.readouterr().err
     assert main(["migrate-jobs", old, new, "--yes"]) == 0
-    assert capsys.readouterr().out == "moved: 1 jobs, 0 schedules\n"
+    assert capsys.readouterr().out == "moved: 1 job, 0 schedules\n"
     assert main(["jobs", "show", "a", "--store", new]) == 0
     assert main(["jobs", "show", "a", "--store", old]) == 3
     assert main(["migrate-jobs", old, old]) == 2

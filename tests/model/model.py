@@ -11,6 +11,7 @@ from typing import Any
 
 HISTORY = 20
 ENDED = ("done", "dead", "cancelled")
+UNSTARTED = {"lost", "release", "park", "expire"}
 
 
 @dataclass
@@ -20,28 +21,30 @@ class Record:
     queue: str
     priority: int
     due: int
+    task: str = "task"
+    meta: dict[str, str] | None = None
+    expires: int | None = None
     state: str = "waiting"
+    parked: bool = False
     attempt: int = 0
     failures: int = 0
     takeovers: int = 0
     worker: str | None = None
     lease: int | None = None
-    asked: bool = False
+    progress: float | None = None
+    cancel_requested: bool = False
     ended: int | None = None
     error: str | None = None
+    traceback: str | None = None
     result: str | None = None
     runs: list[tuple[int, str, str, int]] = field(default_factory=list)
 
     def note(self, run: tuple[int, str, str, int]) -> None:
-        # In the model, jobs that are lost or released never started. Of several in a row the last
-        # is kept; but the first two losses count against the job, so they stay.
-        if self.runs and {run[2], self.runs[-1][2]} <= {"lost", "release"}:
-            counted = 0
-            for _, _, kind, _ in reversed(self.runs[:-1]):
-                if kind not in ("lost", "release"):
-                    break
-                counted += kind == "lost"
-            if self.runs[-1][2] == "release" or counted >= 2 or (counted == 1 and run[2] == "lost"):
+        # In the model, jobs that are lost, released, parked or expired never started. Of several in
+        # a row the last is kept; but the first two losses count against the job, so they stay.
+        if self.runs and {run[2], self.runs[-1][2]} <= UNSTARTED:
+            without = [*self.runs[:-1], run]
+            if losses(without) == losses([*self.runs, run]):
                 self.runs = self.runs[:-1]
         self.runs = [*self.runs, run][-HISTORY:]
 
@@ -56,10 +59,21 @@ class Record:
         return self.state == "running" and not self.held(now)
 
     def end(self, state: str, now: int) -> None:
-        self.state, self.ended, self.lease, self.asked = state, now, None, False
+        self.state, self.ended, self.lease, self.cancel_requested = state, now, None, False
+        self.parked = False
 
     def view(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def losses(runs: list[tuple[int, str, str, int]]) -> int:
+    """How many losses count against a job: two at most, since the last run that says otherwise."""
+    counted = 0
+    for _, _, kind, _ in reversed(runs):
+        if kind not in UNSTARTED - {"expire"}:
+            break
+        counted += kind == "lost"
+    return min(counted, 2)
 
 
 @dataclass(eq=False)
@@ -90,14 +104,17 @@ class Model:
         self.jobs[id] = record
         return True
 
-    def claimable(self, queues: Sequence[str], now: int, ahead: int) -> set[str]:
+    def claimable(
+        self, queues: Sequence[str], tasks: Sequence[str], now: int, ahead: int
+    ) -> set[str]:
         """What a claim may hand out."""
         return {
             id
             for id, job in self.jobs.items()
             if job.queue in queues
             and job.queue not in self.paused
-            and not job.asked
+            and not job.cancel_requested
+            and (not job.parked or job.task in tasks)
             and (job.lost(now) or (job.state == "waiting" and job.due <= now + ahead))
         }
 
@@ -106,7 +123,10 @@ class Model:
         return {
             id
             for id, job in self.jobs.items()
-            if job.queue in queues and job.queue not in self.paused and job.asked and job.lost(now)
+            if job.queue in queues
+            and job.queue not in self.paused
+            and job.cancel_requested
+            and job.lost(now)
         }
 
     def abandon(self, id: str, ended: int) -> None:
@@ -119,6 +139,7 @@ class Model:
             job.takeovers += 1
             job.note_lost()
         job.state, job.worker, job.lease = "running", worker, now + lease
+        job.parked, job.progress = False, None
         job.attempt += 1
         return Claim(record=job, attempt=job.attempt, worker=worker, due=job.due)
 
@@ -126,10 +147,10 @@ class Model:
         job = self.jobs.get(id)
         return job is claim.record and job.attempt == claim.attempt and job.held(now)
 
-    def extend(self, id: str, claim: Claim, now: int, lease: int) -> bool:
+    def extend(self, id: str, claim: Claim, now: int, lease: int, progress: float | None) -> bool:
         if not self.holds(id, claim, now):
             return False
-        claim.record.lease = now + lease
+        claim.record.lease, claim.record.progress = now + lease, progress
         return True
 
     def settle(
@@ -142,7 +163,9 @@ class Model:
         now: int,
         due: int,
         error: str | None,
+        traceback: str | None,
         result: str | None,
+        progress: float | None,
     ) -> bool | None:
         """True or False is what the store must answer; None leaves it the choice."""
         job = claim.record
@@ -155,14 +178,15 @@ class Model:
         claim.taken = what
         self.settled[id] = claim.attempt
         job.note((claim.attempt, claim.worker, kind, claim.due))
-        job.due, job.error, job.result = due, error, result
+        job.due, job.error, job.traceback, job.result = due, error, traceback, result
+        job.progress = progress
         job.failures += kind in ("retry", "dead")
-        if kind in ENDED:
-            job.end(kind, now)
-        elif job.asked:
+        if kind in (*ENDED, "expire"):
+            job.end("cancelled" if kind == "expire" else kind, now)
+        elif job.cancel_requested:
             job.end("cancelled", now)
         else:
-            job.state, job.lease = "waiting", None
+            job.state, job.lease, job.parked = "waiting", None, kind == "park"
         return True
 
     def cancel(self, id: str, now: int) -> str:
@@ -172,8 +196,8 @@ class Model:
         if job.state in ENDED:
             return "too late"
         if job.held(now):
-            job.asked = True
-            return "asked"
+            job.cancel_requested = True
+            return "requested"
         if job.state == "running":
             job.note_lost()
         job.end("cancelled", now)
@@ -185,7 +209,7 @@ class Model:
             return False
         job.state, job.due, job.ended = "waiting", now, None
         job.failures = job.takeovers = 0
-        job.error = job.result = None
+        job.expires = job.error = job.traceback = job.result = None
         return True
 
     def delete(self, id: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from hypothesis.stateful import (
 
 from model import Claim, Model, Record
 from stores import KNOWN, StillNatsHarness
-from tickwheel.job import Job, Outcome, Settlement, State
+from tickwheel.job import Job, Outcome, Progress, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Query
 
@@ -34,7 +35,13 @@ T = TypeVar("T")
 IDS = ("a", "b", "c")
 QUEUES = ("q1", "q2")
 WORKERS = ("ann", "bob")
-KINDS = (Outcome.DONE, Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE, Outcome.DEAD)
+TASKS = ("mail", "bill")
+KINDS = (
+    *(Outcome.DONE, Outcome.RETRY, Outcome.SNOOZE),
+    *(Outcome.RELEASE, Outcome.PARK, Outcome.DEAD, Outcome.EXPIRE),
+)
+METAS = (None, {"customer": "1"}, {"customer": "2", "batch": "1"})
+EXPIRES_MS = 4_000_000_000_000
 LEASE = 1000
 # Claims that the machine remembers, the latest last.
 REMEMBERED = 12
@@ -77,21 +84,31 @@ class Sent:
     settlement: Settlement
 
 
+def part_of(job: Job) -> float | None:
+    return None if job.progress is None else job.progress.part
+
+
 def seen(job: Job) -> dict[str, Any]:
     """A store's job in the model's words."""
     return Record(
         queue=job.queue,
         priority=job.priority,
         due=job.due_ms,
+        task=job.task,
+        meta=job.meta,
+        expires=job.expires_ms,
         state=job.state.value,
+        parked=job.parked,
         attempt=job.attempt,
         failures=job.failures,
         takeovers=job.takeovers,
         worker=job.worker,
         lease=job.lease_until_ms,
-        asked=job.asked,
+        progress=part_of(job),
+        cancel_requested=job.cancel_requested,
         ended=job.ended_ms,
         error=job.error,
+        traceback=job.traceback,
         result=job.result,
         runs=[(run.attempt, run.worker, run.outcome.value, run.due_ms) for run in job.history],
     ).view()
@@ -108,6 +125,9 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.model = Model()
         self.hands: list[Hand] = []
+        # The last claim: its number, worker, queues, and what it handed out.
+        self.calls = 0
+        self.call: tuple[str, Sequence[str], list[Hand]] = ("", (), [])
         self.sent: list[Sent] = []
         self.reads: list[tuple[Schedule, int]] = []
         self.folder = tempfile.mkdtemp(prefix="tickwheel-model-")
@@ -135,28 +155,58 @@ class StoreMachine(RuleBasedStateMachine):
         queue=st.sampled_from(QUEUES),
         priority=st.integers(0, 2),
         delay=delays,
+        task=st.sampled_from(TASKS),
+        meta=st.sampled_from(METAS),
+        expires=st.booleans(),
     )
-    def add(self, ids: list[str], queue: str, priority: int, delay: int) -> None:
+    def add(
+        self,
+        ids: list[str],
+        queue: str,
+        priority: int,
+        delay: int,
+        task: str,
+        meta: dict[str, str] | None,
+        expires: bool,
+    ) -> None:
         delay *= self.unit
-        jobs = [self.h.job(id, queue=queue, priority=priority, delay_ms=delay) for id in ids]
+        expires_ms = EXPIRES_MS if expires else None
+        more: Any = {"task": task, "meta": meta, "expires_ms": expires_ms}
+        jobs = [
+            self.h.job(id, queue=queue, priority=priority, delay_ms=delay, **more) for id in ids
+        ]
         expected = [self.added(job) for job in jobs]
         assert self.run(self.h.store.add(jobs)) == expected
 
     def added(self, job: Job) -> bool:
-        return self.model.add(job.id, Record(job.queue, job.priority, job.due_ms))
+        record = Record(job.queue, job.priority, job.due_ms, job.task, job.meta, job.expires_ms)
+        return self.model.add(job.id, record)
 
     @rule(
         queues=st.sampled_from([QUEUES, QUEUES[::-1], QUEUES[:1], QUEUES[1:], QUEUES[:1] * 2]),
         worker=st.sampled_from(WORKERS),
         limit=st.sampled_from([4, 3, 2, 1, 0]),
         lease=st.sampled_from([LEASE, 3 * LEASE, 1]),
+        tasks=st.sampled_from([TASKS, TASKS[:1], TASKS[1:], ()]),
     )
-    def claim(self, queues: Sequence[str], worker: str, limit: int, lease: int) -> None:
+    def claim(
+        self, queues: Sequence[str], worker: str, limit: int, lease: int, tasks: Sequence[str]
+    ) -> None:
         lease *= self.unit
         now, ahead = self.h.now, self.h.store.ahead_ms
-        claimable = self.model.claimable(queues, now, ahead)
+        claimable = self.model.claimable(queues, tasks, now, ahead)
         abandoned = self.model.abandoned(queues, now)
-        jobs = self.run(self.h.claim(limit, worker=worker, queues=queues, lease_ms=lease))
+        self.calls += 1
+        jobs = self.run(
+            self.h.claim(
+                limit,
+                worker=worker,
+                queues=queues,
+                lease_ms=lease,
+                tasks=tasks,
+                call=self.calls,
+            )
+        )
         ids = [job.id for job in jobs]
 
         assert len(set(ids)) == len(ids) <= limit
@@ -168,21 +218,73 @@ class StoreMachine(RuleBasedStateMachine):
         assert priorities == sorted(priorities, reverse=True)
         assert not left or not priorities or max(left) <= min(priorities)
 
+        self.call = (worker, queues, [])
         for job in jobs:
             claim = self.model.claim(job.id, worker, now, lease)
+            if job.parked:
+                assert tasks and job.task not in tasks
+                self.parked_at_once(job, claim)
+                continue
             assert seen(job) == claim.record.view()
-            self.hands = [*self.hands, Hand(claim, job, job)][-REMEMBERED:]
+            hand = Hand(claim, job, job)
+            self.hands = [*self.hands, hand][-REMEMBERED:]
+            self.call[2].append(hand)
         if limit >= len(ids) + len(abandoned) > 0:
             found = self.run(self.h.store.get(sorted(abandoned)))
             assert all(job is not None and job.state is State.CANCELLED for job in found)
 
-    @precondition(lambda self: self.hands)
-    @rule(data=st.data(), lease=st.sampled_from([LEASE, 5 * LEASE]), old=st.booleans())
-    def extend(self, data: st.DataObject, lease: int, old: bool) -> None:
-        hand = data.draw(st.sampled_from(self.hands))
-        job = hand.first if old else hand.last
+    def parked_at_once(self, job: Job, claim: Claim) -> None:
+        """A store may park a job of another task in the step that claims it."""
+        record = claim.record
+        self.model.settle(
+            job.id,
+            claim,
+            job,
+            kind="park",
+            now=self.h.now,
+            due=record.due,
+            error=record.error,
+            traceback=record.traceback,
+            result=None,
+            progress=None,
+        )
+        assert seen(job) == record.view()
+
+    @precondition(lambda self: self.held_of_call())
+    @rule(lease=st.sampled_from([LEASE, 5 * LEASE]))
+    def claim_again(self, lease: int) -> None:
+        """The reply to the last claim was lost."""
         lease *= self.unit
-        ours = self.model.extend(job.id, hand.claim, self.h.now, lease)
+        worker, queues, _ = self.call
+        held = {hand.first.id: hand for hand in self.held_of_call()}
+        jobs = self.run(
+            self.h.claim(worker=worker, queues=queues, lease_ms=lease, call=self.calls, again=True)
+        )
+        assert {job.id for job in jobs} == set(held)
+        for job in jobs:
+            hand = held[job.id]
+            progress = hand.claim.record.progress
+            assert self.model.extend(job.id, hand.claim, self.h.now, lease, progress)
+            assert seen(job) == hand.claim.record.view()
+            hand.last = job
+
+    def held_of_call(self) -> list[Hand]:
+        now = self.h.now
+        return [each for each in self.call[2] if self.model.holds(each.first.id, each.claim, now)]
+
+    @precondition(lambda self: self.hands)
+    @rule(
+        data=st.data(),
+        lease=st.sampled_from([LEASE, 5 * LEASE]),
+        old=st.booleans(),
+        part=st.sampled_from([None, 0.25, 1.0]),
+    )
+    def extend(self, data: st.DataObject, lease: int, old: bool, part: float | None) -> None:
+        hand = data.draw(st.sampled_from(self.hands))
+        progress = None if part is None else Progress(part, "on the way")
+        job = msgspec.structs.replace(hand.first if old else hand.last, progress=progress)
+        lease *= self.unit
+        ours = self.model.extend(job.id, hand.claim, self.h.now, lease, part)
         extended = self.run(self.h.extend(job, lease_ms=lease))
         assert (extended is not None) == ours
         if extended is not None:
@@ -200,7 +302,10 @@ class StoreMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, kind: Outcome, delay: int, old: bool, text: str) -> None:
         hand = data.draw(st.sampled_from(self.hands))
         job = hand.first if old else hand.last
-        sent = Sent(hand, self.h.settlement(kind, job, delay_ms=delay * self.unit, text=text))
+        settlement = self.h.settlement(
+            kind, job, delay_ms=delay * self.unit, text=text, traceback=f"at {text}"
+        )
+        sent = Sent(hand, settlement)
         self.sent = [*self.sent, sent][-REMEMBERED:]
         self.send(sent)
 
@@ -219,7 +324,9 @@ class StoreMachine(RuleBasedStateMachine):
             now=self.h.now,
             due=settlement.due_ms,
             error=settlement.error,
+            traceback=settlement.traceback,
             result=settlement.result,
+            progress=part_of(settlement.job),
         )
         answer = self.run(self.h.settle(settlement))
         assert expected is None or answer == expected
@@ -279,10 +386,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(ids=id_lists, worker=st.sampled_from(WORKERS), lease=st.sampled_from([LEASE, 3 * LEASE]))
     def put_into_hand(self, ids: list[str], worker: str, lease: int) -> None:
         """So that there is something to extend, settle and lose."""
-        self.add(ids, QUEUES[0], 1, 0)
+        self.add(ids, QUEUES[0], 1, 0, TASKS[0], METAS[1], expires=True)
         for queue in QUEUES:
             self.pause(queue, False)
-        self.claim(QUEUES, worker, 10, lease)
+        self.claim(QUEUES, worker, 10, lease, TASKS)
 
     @precondition(lambda self: passes(self) and self.some("running"))
     @rule(thief=st.sampled_from(["cy", *WORKERS]))
@@ -291,7 +398,7 @@ class StoreMachine(RuleBasedStateMachine):
         for queue in QUEUES:
             self.pause(queue, False)
         self.pass_time(5 * LEASE)
-        self.claim(QUEUES, thief, 10, LEASE)
+        self.claim(QUEUES, thief, 10, LEASE, TASKS)
 
     @precondition(lambda self: len(self.hands) > 1)
     @rule(kind=st.sampled_from(KINDS))
@@ -310,13 +417,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.delete([id])
         self.put_into_hand([id], worker, LEASE)
 
-    @precondition(lambda self: passes(self) and any(job.asked for job in self.model.jobs.values()))
+    @precondition(
+        lambda self: passes(self) and any(job.cancel_requested for job in self.model.jobs.values())
+    )
     @rule()
     def abandon_what_was_asked_to_stop(self) -> None:
         for queue in QUEUES:
             self.pause(queue, False)
         self.pass_time(5 * LEASE)
-        self.claim(QUEUES, "ann", 10, LEASE)
+        self.claim(QUEUES, "ann", 10, LEASE, ())
 
     # --- The schedule
 
@@ -357,6 +466,16 @@ class StoreMachine(RuleBasedStateMachine):
         next_ms = self.h.now + delay
         assert self.run(self.h.store.fire(schedule, jobs, next_ms=next_ms)) == expected
 
+    @precondition(lambda self: self.reads)
+    @rule(data=st.data(), paused=st.booleans())
+    def replace_schedule(self, data: st.DataObject, paused: bool) -> None:
+        schedule, version = data.draw(st.sampled_from(self.reads))
+        expected = version == self.model.version
+        if expected:
+            self.model.move_schedule()
+        new = msgspec.structs.replace(schedule, paused=paused)
+        assert self.run(self.h.store.replace_schedule(new)) == expected
+
     # --- After every step
 
     @invariant()
@@ -368,7 +487,7 @@ class StoreMachine(RuleBasedStateMachine):
             if job is None or record is None:
                 continue
             # When a store comes across an abandoned job is its own affair.
-            if job.state is State.CANCELLED and record.asked and record.lost(self.h.now):
+            if job.state is State.CANCELLED and record.cancel_requested and record.lost(self.h.now):
                 assert record.lease is not None and job.ended_ms is not None
                 assert record.lease <= job.ended_ms <= self.h.now
                 self.model.abandon(id, job.ended_ms)
@@ -382,10 +501,13 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         state=st.none() | st.sampled_from(State),
         queue=st.none() | st.sampled_from(QUEUES),
+        meta=st.none() | st.sampled_from([("customer", "1"), ("customer", "2"), ("batch", "1")]),
         limit=st.integers(1, 3),
     )
-    def find(self, state: State | None, queue: str | None, limit: int) -> None:
-        query, cursor = Query(state=state, queue=queue), None
+    def find(
+        self, state: State | None, queue: str | None, meta: tuple[str, str] | None, limit: int
+    ) -> None:
+        query, cursor = Query(state=state, queue=queue, meta=meta), None
         found: list[str] = []
         while True:
             page = self.run(self.h.store.find(query, cursor=cursor, limit=limit))
@@ -396,7 +518,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert sorted(found) == sorted(
             id
             for id, job in self.model.jobs.items()
-            if state in (None, job.state) and queue in (None, job.queue)
+            if state in (None, job.state)
+            and queue in (None, job.queue)
+            and (meta is None or (job.meta or {}).get(meta[0]) == meta[1])
         )
 
 

@@ -18,13 +18,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import Node, World, virtual
+from world import Line, Node, World, virtual
 
 from tickwheel import Outcome, RetryPolicy, State, Task, current_job
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Job
 from tickwheel.outbox import Row, hand_over
-from tickwheel.testing import FaultyStore
 
 LEASE_MS = 4_000
 JOBS = 150
@@ -72,22 +71,6 @@ STORIES = {
 def test_every_job_ends_whatever_breaks(faults: str, seed: int) -> None:
     dice = random.Random(f"{faults} {seed}")
     virtual(lambda world: Chaos(world, dice, STORIES[faults]).run())
-
-
-class Line(FaultyStore):
-    """A line that somebody can also lock: calls wait, and then go ahead as they are."""
-
-    free: asyncio.Event | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        step = super().__getattr__(name)
-
-        async def in_turn(*args: Any, **kwargs: Any) -> Any:
-            if Line.free is not None:
-                await Line.free.wait()
-            return await step(*args, **kwargs)
-
-        return step if name in ("open", "close") else in_turn
 
 
 @dataclass

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tickwheel import App, GiveUp, Retry, Snooze, current_job
+from tickwheel import App, GiveUp, Partial, Retry, Snooze, current_job, current_jobs
 
 app = App("memory://")
 
@@ -23,6 +23,32 @@ app = App("memory://")
 def decorated(a: int, b: int = 2) -> list[int]:
     """Its name leads the child to the task around the function."""
     return [a, b]
+
+
+@app.batch(pool="process", retries=0)
+def halve(numbers: list[int]) -> list[int]:
+    """Fails those that are odd."""
+    halves, errors = [0] * len(numbers), {}
+    for index, number in enumerate(numbers):
+        try:
+            halves[index] = _half(number)
+        except ValueError as error:
+            errors[index] = error
+    raise Partial(errors, halves)
+
+
+def _half(number: int) -> int:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number // 2
+
+
+@app.batch(pool="process", retries=0)
+def unpicklable(numbers: list[int]) -> list[int]:
+    class Odd(Exception):
+        """Nobody else can import it."""
+
+    raise Partial({i: Odd("no") for i, n in enumerate(numbers) if n}, numbers)
 
 
 def where() -> int:
@@ -120,7 +146,7 @@ def evil_result() -> Any:
 
 
 def leave_with_a_process_behind(path: str, how: str) -> None:
-    """End in the middle of a task; a process that was started before lives on."""
+    """End in the middle of a task; a process that was started before keeps running."""
     if how == "program":
         pid = subprocess.Popen(["sleep", "60"], close_fds=False).pid
     else:
@@ -168,3 +194,83 @@ def stop_iteration() -> object:
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def fail_and_ask_again() -> None:
+    try:
+        raise ERRORS["plain"]
+    except ValueError as error:
+        raise Retry("1h") from error
+
+
+def what_it_knows() -> dict[str, Any]:
+    """All that a task may know of its job."""
+    context = current_job()
+    assert context is not None
+    return {
+        "id": context.id,
+        "job": context.job.id,
+        "task": context.task,
+        "attempt": context.attempt,
+        "due": context.due.timestamp(),
+        "deadline": context.deadline and context.deadline.timestamp(),
+        "meta": context.meta,
+        "stopping": context.stopping,
+    }
+
+
+def say_and_wait(path: str) -> None:
+    """Say the progress once, then go on until the file is there."""
+    context = current_job()
+    assert context is not None
+    for n in range(100):
+        context.progress(n / 250, "counting")
+    context.progress(0.4, "loading")
+    deadline = time.monotonic() + 60
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def say_wrong() -> str:
+    context = current_job()
+    assert context is not None
+    try:
+        context.progress(2)
+    except ValueError as error:
+        return type(error).__name__
+    return "accepted"
+
+
+_kept: list[Any] = []
+
+
+def say_after_the_end() -> None:
+    """Leave a thread behind that keeps saying the progress of a job that has ended."""
+    context = current_job()
+    assert context is not None
+    _kept.append(context)
+
+    def go_on() -> None:
+        for n in range(2_000):
+            context.progress(n / 2_000, "from the grave")
+            time.sleep(0.001)
+
+    threading.Thread(target=go_on, daemon=True).start()
+
+
+def say_in_a_fork() -> int:
+    """A process that the task forked has no pipe to the worker."""
+    context = current_job()
+    assert context is not None
+    pid = os.fork()
+    if pid == 0:
+        try:
+            context.progress(0.5, "from a fork")
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def whose_batch(items: list[int]) -> list[str]:
+    return [f"{current_job()} {len(current_jobs())}" for _ in items]

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tickwheel.arguments import MIB, Arguments, decode_result, encode_result
 from tickwheel.errors import BadArguments, BadConfig, UsageError
-from tickwheel.tasks import MIB, Arguments, decode_result, encode_result
 
 if TYPE_CHECKING:
     from somewhere import Thing  # type: ignore[import-not-found]
@@ -322,7 +322,7 @@ def test_a_constraint_of_an_annotation_holds() -> None:
 
 
 class Session:
-    """Something that lives in one process: a connection, a file, an ORM's object."""
+    """Something that belongs to one process: a connection, a file, an ORM's object."""
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,9 @@ def two_shapes(*a: Address | Order) -> None: ...
 def test_a_type_that_cannot_be_told_from_its_json_is_refused_at_decoration(
     function: Function,
 ) -> None:
-    words = rf"^task '{function.__name__}' has a parameter that JSON can't carry: .*pass an id"
+    words = (
+        rf"^task '{function.__name__}' has a parameter that can't be written as JSON: .*pass an id"
+    )
     with pytest.raises(BadConfig, match=words):
         Arguments(function.__name__, function)
 
@@ -482,7 +484,7 @@ def takes_functions(*calls: Callable[[], None]) -> None: ...
 
 @pytest.mark.parametrize("function", [takes_a_session, takes_a_complex, takes_functions])
 def test_a_class_that_json_cannot_carry_is_refused_at_decoration(function: Function) -> None:
-    with pytest.raises(BadConfig, match=f"{function.__name__}.*JSON can't carry"):
+    with pytest.raises(BadConfig, match=f"{function.__name__}.*can't be written as JSON"):
         Arguments(function.__name__, function)
 
 
@@ -497,13 +499,39 @@ def unresolvable(thing: Thing, count: int = 1) -> Any:
     return thing, count
 
 
-def test_with_a_name_for_type_checkers_alone_only_name_and_number_are_checked() -> None:
+def test_a_parameter_with_a_name_for_type_checkers_alone_takes_anything() -> None:
     assert call(unresolvable, encode(unresolvable, {"a": 1}, count=2)) == ({"a": 1}, 2)
-    assert call(unresolvable, encode(unresolvable, "x", "not a number")) == ("x", "not a number")
+    with pytest.raises(BadArguments, match="Expected `int`, got `str` - at `count`"):
+        encode(unresolvable, "x", "not a number")
     with pytest.raises(BadArguments, match="missing a required argument: 'thing'"):
         encode(unresolvable)
     with pytest.raises(BadArguments, match="unexpected keyword argument 'other'"):
         encode(unresolvable, 1, other=2)
+
+
+def test_a_parameter_that_starts_with_two_underscores_is_refused() -> None:
+    def hidden(a: int, __b: int) -> None: ...
+
+    with pytest.raises(BadConfig, match=r"'hidden': rename the parameter '__b'; .* write / "):
+        Arguments("hidden", hidden)
+
+
+@dataclass
+class Picky:
+    a: int
+
+    def __post_init__(self) -> None:
+        if self.a == 13:
+            raise KeyError("bad luck")
+
+
+def test_what_a_class_raises_when_it_is_checked_is_the_cause_of_the_refusal() -> None:
+    def pick(it: Picky) -> None: ...
+
+    pick.__annotations__ = {"it": Picky}
+    with pytest.raises(BadArguments, match=r"pick\(\): .*KeyError: 'bad luck'") as refused:
+        encode(pick, {"a": 13})
+    assert isinstance(refused.value.__cause__, KeyError)
 
 
 # --- Results
@@ -539,7 +567,9 @@ def test_a_result_that_is_not_what_was_promised_comes_back_as_plain_json(returns
 def test_a_result_that_json_cannot_carry_is_not_kept(value: object) -> None:
     text, problem = encode_result(value, limit=MIB)
     assert text is None
-    assert problem is not None and problem.startswith("the result was not kept: JSON can't carry")
+    assert problem is not None and problem.startswith(
+        "the result was not kept: it can't be written as JSON"
+    )
 
 
 def test_a_result_has_a_limit_in_bytes() -> None:

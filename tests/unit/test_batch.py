@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tickwheel.batch import SPLITS, Batcher, few_at_a_time, portions
+from tickwheel.batch import SPLITS, Batcher, portions
+from tickwheel.concurrency import bounded_tasks
 from tickwheel.errors import StoreUnavailable
 from tickwheel.testing import run_virtual
 
@@ -30,6 +31,23 @@ class Sink:
         if self.lost & set(items):
             raise StoreUnavailable(f"lost {items}")
         return [item * 2 for item in items]
+
+
+def submit(batcher: Batcher[int, int], item: int) -> asyncio.Future[int]:
+    """Hand over one item; the future is told what `answered` is."""
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def answered(answer: int | None, error: BaseException | None) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            future.cancel()
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            assert answer is not None
+            future.set_result(answer)
+
+    batcher.submit(item, answered)
+    return future
 
 
 def now() -> float:
@@ -126,7 +144,7 @@ def test_a_store_that_is_away_is_told_to_every_caller_of_that_batch_and_no_other
         assert answers[6:] == [12, 14, 16]
         # It was not tried again: nobody knows when the store is back.
         assert sink.batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-        # And it goes on working.
+        # And it keeps working.
         assert await batcher.send(50) == 100
 
     run_virtual(story())
@@ -179,7 +197,7 @@ def test_a_batcher_that_is_cancelled_between_two_halves_leaves_no_caller_waiting
         sink = Sink()
         sink.poison = {0}
         batcher = Batcher(sink.flush)
-        answers = [batcher.submit(n) for n in range(8)]
+        answers = [submit(batcher, n) for n in range(8)]
         await asyncio.sleep(1.5)
         [flushing] = batcher._flushing
         flushing.cancel()
@@ -251,7 +269,7 @@ def test_submitting_hands_over_at_once_without_waiting() -> None:
     async def story() -> None:
         sink = Sink()
         batcher = Batcher(sink.flush, room=1)
-        answers = [batcher.submit(n) for n in range(5)]
+        answers = [submit(batcher, n) for n in range(5)]
         assert not any(answer.done() for answer in answers)
         assert await asyncio.gather(*answers) == [0, 2, 4, 6, 8]
         assert sink.batches == [[0, 1, 2, 3, 4]]
@@ -266,11 +284,33 @@ def test_drained_waits_for_every_answer() -> None:
         batcher = Batcher(sink.flush, limit=1)
         await batcher.drained()
         assert now() == 0
-        answers = [batcher.submit(n) for n in range(3)]
+        answers = [submit(batcher, n) for n in range(3)]
         await batcher.drained()
         assert now() == 3
         assert all(answer.done() for answer in answers)
         assert isinstance(answers[1].exception(), ValueError)
+
+    run_virtual(story())
+
+
+def test_one_who_does_not_take_its_answer_keeps_nobody_from_theirs() -> None:
+    async def story() -> None:
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told))
+        sink = Sink()
+        batcher = Batcher(sink.flush)
+
+        def careless(answer: int | None, error: BaseException | None) -> None:
+            raise KeyError(answer)
+
+        batcher.submit(1, careless)
+        second = submit(batcher, 2)
+        assert await second == 4
+        sink.lost = {3, 4}
+        batcher.submit(3, careless)
+        with pytest.raises(StoreUnavailable):
+            await submit(batcher, 4)
+        assert [str(told["exception"]) for told in reported] == ["2", "None"]
 
     run_virtual(story())
 
@@ -321,7 +361,7 @@ def test_a_flush_that_gives_up_does_not_keep_the_next_from_going() -> None:
 def test_whole_batches_go_side_by_side_and_parts_of_one_wait() -> None:
     async def story() -> None:
         sink = Sink()
-        batcher = Batcher(sink.flush, limit=3, lanes=2)
+        batcher = Batcher(sink.flush, limit=3, max_inflight=2)
         sending = [asyncio.create_task(batcher.send(n)) for n in range(8)]
         await asyncio.sleep(0.5)
         # The third batch waits for a lane, although it is not whole.
@@ -358,8 +398,8 @@ def test_a_batch_is_bounded_by_bytes() -> None:
 def test_a_batch_that_is_whole_by_its_bytes_does_not_wait_for_the_one_before() -> None:
     async def story() -> None:
         sink = Sink()
-        # Two lanes share the bytes: 10 for each.
-        batcher = Batcher(sink.flush, weigh=int, limit_bytes=20, lanes=2)
+        # Two max_inflight share the bytes: 10 for each.
+        batcher = Batcher(sink.flush, weigh=int, limit_bytes=20, max_inflight=2)
         sending = [asyncio.create_task(batcher.send(n)) for n in (5, 5, 7, 3, 2)]
         await asyncio.sleep(0.5)
         assert sink.batches == [[5, 5], [7, 3]]
@@ -419,7 +459,7 @@ def test_a_few_are_under_way_and_the_next_waits() -> None:
             begun.append((n, now()))
             await asyncio.sleep(1)
 
-        async with few_at_a_time(2) as start:
+        async with bounded_tasks(2) as start:
             for n in range(5):
                 await start(work(n))
         assert begun == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2)]
@@ -444,7 +484,7 @@ def test_where_one_fails_the_others_are_cancelled() -> None:
                 raise
 
         with pytest.raises(ConnectionError):
-            async with few_at_a_time(3) as start:
+            async with bounded_tasks(3) as start:
                 await start(work())
                 await start(fail())
                 await start(work())
@@ -467,7 +507,7 @@ def test_what_is_under_way_ends_with_a_caller_that_is_cancelled() -> None:
                 working -= 1
 
         async def caller() -> None:
-            async with few_at_a_time(3) as start:
+            async with bounded_tasks(3) as start:
                 await start(work())
                 await start(work())
 

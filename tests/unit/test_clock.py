@@ -68,7 +68,7 @@ def test_the_clock_is_never_ahead_of_the_store_and_late_by_the_quickest_answer(
     quickest_ns = min(back_ns for _, back_ns in travels)
     assert server.now_ns - clock.now_ns() == quickest_ns
 
-    # Time goes on, and somebody sets the node's clock: neither changes that.
+    # Time passes, and somebody sets the node's clock: neither changes that.
     machine.passed_ns += passed_ns
     machine.off_ns = set_ns
     assert server.now_ns - clock.now_ns() == quickest_ns

@@ -54,12 +54,16 @@ def test_settings_are_written_as_people_write_them(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ('laese = "1s"', "tickwheel.toml has no setting 'laese'; did you mean lease?"),
-        ('lease = "soon"', "tickwheel.toml: lease: 'soon' is not a length of time"),
-        ("concurrency = 0", "tickwheel.toml: concurrency: 0 is to be a whole number from 1"),
-        ("concurrency = true", "True is to be a whole number"),
-        ("store = 1", "tickwheel.toml: store: 1 is to be a text"),
-        ("queues = 1", "is to be a list of names"),
-        ('log_level = "loud"', "is to be one of debug, info"),
+        ('lease = "soon"', "tickwheel.toml: lease: 'soon' is not a duration"),
+        (
+            "concurrency = 0",
+            "tickwheel.toml: concurrency: must be a whole number of at least 1, not 0",
+        ),
+        ("concurrency = true", "must be a whole number of at least 1, not True"),
+        ("store = 1", "tickwheel.toml: store: must be a non-empty string"),
+        ("queues = 1", "must be a list of names"),
+        ('log_level = "loud"', "must be one of debug, info"),
+        ('log_format = "xml"', "must be one of text, json"),
         ("lease = ", "tickwheel.toml can't be read"),
     ],
 )
@@ -86,3 +90,60 @@ def test_an_app_takes_from_the_settings_what_its_code_leaves_open(
     app = App()
     assert (app.url, app.retention_ms) == ("memory://", 1_000)
     assert App("sqlite:///a.db", retention="2s").retention_ms == 2_000
+
+
+BROKEN = {"TICKWHEEL_LEASE": "garbage", "TICKWHEEL_CONCURRENCY": "-1"}
+
+
+@pytest.fixture(params=["not toml [", 'laese = "1s"', "retention = []"])
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A folder and an environment whose settings can't be used."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TICKWHEEL_STORE", raising=False)
+    for name, value in BROKEN.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tickwheel.toml").write_text(request.param)
+    return tmp_path
+
+
+async def test_an_app_with_a_store_of_its_own_reads_no_settings_that_it_does_not_use(
+    broken: Path,
+) -> None:
+    app = App("memory://", retention="1d", dead_retention="1d", outbox="sqlite:///shop.db")
+
+    @app.task
+    async def hello() -> str:
+        return "hello"
+
+    async with app, app.worker(guarded=False):
+        assert await (await hello.enqueue()).result(timeout=10) == "hello"
+
+
+async def test_an_app_with_a_store_of_its_own_can_add_jobs_whatever_the_settings_say(
+    broken: Path,
+) -> None:
+    app = App("memory://")
+    hello = app.task(name="hello")(lambda: None)
+    async with app:
+        assert (await hello.enqueue()).added
+
+
+def test_an_app_without_a_store_of_its_own_checks_all_settings(broken: Path) -> None:
+    with pytest.raises(BadConfig):
+        App()
+
+
+async def test_a_worker_reads_the_settings_that_its_app_leaves_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TICKWHEEL_LEASE", "garbage")
+    (tmp_path / "tickwheel.toml").write_text('retention = "soon"\nlaese = 1\n')
+    app = App("memory://")
+    with pytest.raises(BadConfig, match=r"tickwheel.toml: retention: 'soon' is not a duration"):
+        async with app.worker(guarded=False):
+            pass
+    (tmp_path / "tickwheel.toml").write_text('retention = "3s"\nlaese = 1\n')
+    assert App("memory://").retention_ms == 3_000
+    monkeypatch.setenv("TICKWHEEL_RETENTION", "2s")
+    assert App("memory://").retention_ms == 2_000

@@ -48,7 +48,7 @@ def test_losses_in_a_row(story: str, count: int) -> None:
     assert losses(tuple(run(letter) for letter in story)) == count
 
 
-def test_history_keeps_one_of_several_times_that_a_job_was_handed_back() -> None:
+def test_history_keeps_one_of_several_times_that_a_job_was_released_unstarted() -> None:
     history: tuple[Run, ...] = (run("l", 1),)
     for n in range(2, 100):
         history = remember(history, run("r", n))

@@ -1,4 +1,4 @@
-"""A planted fault whose text has moved proves nothing: each is still where it is to be planted."""
+"""A planted fault whose text has moved proves nothing: each text must still be in the source."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 import msgspec
 import pytest
@@ -13,9 +14,15 @@ from stores import ODD_NAMES
 from tickwheel import job as life
 from tickwheel.job import Job, State
 from tickwheel.stores.nats import steps
-from tickwheel.stores.nats.jobs import _still_counts
-from tickwheel.stores.nats.steps import Layout, Standing, standing, token, untoken
-from tickwheel.stores.nats.stream import Token, consumer_name
+from tickwheel.stores.nats.consumers import consumer_name
+from tickwheel.stores.nats.steps import (
+    Layout,
+    Standing,
+    current,
+    standing,
+    standing_of,
+    subject_part,
+)
 
 NOW_MS = 1_800_000_000_000
 AHEAD_MS = 1_000
@@ -34,25 +41,25 @@ def job(id: str = "job", *, delay_ms: int = 0, queue: str = "default") -> Job:
 
 def running(layout: Layout, *, seq: int = 7) -> Standing:
     held = life.claimed(job(), worker="ann", fence=0, now_ms=NOW_MS, lease_ms=500)
-    step = layout.step(held, layout.only_a_token("job"), now_ms=NOW_MS)
+    step = layout.step(held, layout.only_ready("job"), now_ms=NOW_MS)
     return standing(step.subject, seq, step.body)
 
 
-# --- Tokens of subjects
+# --- Parts of subjects
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_an_odd_name_is_one_token_and_comes_back(name: str) -> None:
-    made = token(name)
+def test_an_odd_name_is_one_part_and_comes_back(name: str) -> None:
+    made = subject_part(name)
     assert not re.search(r"[\s.*>\x00-\x20\x7f]", made)
-    assert made and untoken(made) == name
+    assert made and unquote(made) == name
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_different_names_are_different_tokens(one: str, other: str) -> None:
-    assert (token(one) == token(other)) is (one == other)
-    assert untoken(token(one)) == one
-    assert not set(token(one)) & set(" .*>\t\r\n\0")
+def test_different_names_are_different_parts(one: str, other: str) -> None:
+    assert (subject_part(one) == subject_part(other)) is (one == other)
+    assert unquote(subject_part(one)) == one
+    assert not set(subject_part(one)) & set(" .*>\t\r\n\0")
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
@@ -61,7 +68,7 @@ def test_a_consumer_of_an_odd_queue_has_a_name_that_nats_takes(name: str) -> Non
 
 
 def test_no_two_queues_share_a_consumer() -> None:
-    kinds = ("r0", "r1", "rx", "s", "d", "x", "c", "run")
+    kinds = ("r0", "r1", "rx", "s", "p", "d", "x", "c", "run")
     names = [consumer_name(queue, kind) for queue in (*ODD_NAMES, "a", "a-r1") for kind in kinds]
     assert len(set(names)) == len(names)
 
@@ -87,7 +94,7 @@ def test_a_job_that_is_due_soon_is_a_token_at_once(layout: Layout, delay_ms: int
 
 def test_a_claim_is_a_schedule_at_the_end_of_its_lease(layout: Layout) -> None:
     held = life.claimed(job(), worker="ann", fence=0, now_ms=NOW_MS, lease_ms=500)
-    step = layout.step(held, layout.only_a_token("job"), now_ms=NOW_MS)
+    step = layout.step(held, layout.only_ready("job"), now_ms=NOW_MS)
     assert step.subject == "tw.ns.0.t.l.default.job"
     assert "Nats-Schedule: @at 2027-01-15T08:00:00.500Z\r\n" in step.headers
     assert "Nats-Schedule-Target: tw.ns.0.r.default.1.job\r\n" in step.headers
@@ -124,7 +131,7 @@ def test_extends_alternate_between_two_subjects_and_drop_the_other(layout: Layou
 
 def test_a_job_asked_to_stop_stands_elsewhere_and_alternates_too(layout: Layout) -> None:
     here = running(layout)
-    asked = msgspec.structs.replace(here.job, asked=True)
+    asked = msgspec.structs.replace(here.job, cancel_requested=True)
     kinds = []
     for seq in range(8, 11):
         step = layout.step_from(here, asked, now_ms=NOW_MS)
@@ -168,6 +175,78 @@ def test_a_rerun_makes_a_schedule_of_the_ended_job_to_drop_it(layout: Layout) ->
     assert f"Nats-Scheduler: {here.subject}\r\n" in second.headers
 
 
+# --- Parked jobs
+
+
+def parked(layout: Layout, here: Standing, *, seq: int) -> tuple[steps.Step, Standing]:
+    """The running job after a worker that doesn't know its task has put it back."""
+    job = life.settled(here.job, life.park(here.job, ended_ms=NOW_MS))
+    step = layout.step_from(here, job, now_ms=NOW_MS)
+    return step, standing(step.subject, seq, step.body)
+
+
+def test_a_parked_job_is_a_schedule_that_never_fires_where_no_consumer_delivers(
+    layout: Layout,
+) -> None:
+    here = running(layout)
+    step, there = parked(layout, here, seq=8)
+    assert step.subject == "tw.ns.0.t.p-default.1-t.job"
+    assert f"Nats-Schedule: {steps.NEVER}\r\n" in step.headers
+    assert f"Nats-Scheduler: {here.subject}\r\n" in step.headers
+    assert (there.kind, there.job.parked, there.job.state) == ("p", True, State.WAITING)
+    assert "r." not in step.subject
+
+
+@pytest.mark.parametrize("extends", [0, 1, 2])
+def test_a_parked_job_is_claimed_to_another_subject_than_the_one_that_it_left(
+    layout: Layout, extends: int
+) -> None:
+    """The lease that it left may be firing: that purges its subject a moment later."""
+    here = running(layout)
+    for seq in range(8, 8 + extends):
+        step = layout.step_from(here, here.job, now_ms=NOW_MS)
+        here = standing(step.subject, seq, step.body)
+    _, there = parked(layout, here, seq=20)
+    held = life.claimed(there.job, worker="bob", fence=0, now_ms=NOW_MS, lease_ms=500)
+    step = layout.step_from(there, held, now_ms=NOW_MS)
+    assert {standing(step.subject, 21, step.body).kind, here.kind} == {"l", "m"}
+    assert f"Nats-Scheduler: {there.subject}\r\n" in step.headers
+    assert "Nats-Expected-Last-Subject-Sequence: 20\r\n" in step.headers
+
+
+def test_a_parked_job_counts_before_the_ready_message_that_its_lease_left(layout: Layout) -> None:
+    here = running(layout)
+    _, there = parked(layout, here, seq=8)
+    late = Standing(here.job, "tw.ns.0.r.default.1.job", 9, "")
+    assert current([late, there]) == there
+
+
+def test_a_parked_message_that_stands_again_is_over(layout: Layout) -> None:
+    _, ghost = parked(layout, running(layout), seq=8)
+    held = life.claimed(ghost.job, worker="bob", fence=0, now_ms=NOW_MS, lease_ms=500)
+    back = life.settled(held, life.release(held, ended_ms=NOW_MS))
+    ready = Standing(back, "tw.ns.0.r.default.1.job", 10, "")
+    assert current([ghost, ready]).over == (ghost,)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_lines_of_odd_names_stay_in_their_places(layout: Layout, name: str) -> None:
+    line = steps.Line(name, 2, name)
+    note = layout.note(line)
+    assert steps.as_line(note.body) == line
+    assert note.subject.count(".") == 6
+    assert layout.parked(line).count(".") == 6
+    assert layout.note_subject(line) != layout.note_subject(steps.Line(name, 2, name + "x"))
+
+
+@given(st.text(min_size=1), st.integers(0, 3), st.text(min_size=1))
+def test_no_id_looks_like_a_note(id: str, priority: int, task: str) -> None:
+    """A check on all that stands for an id must not find the note of a line."""
+    layout = Layout("ns", 0, AHEAD_MS)
+    note = layout.note_subject(steps.Line("default", priority, task))
+    assert note.rpartition(".")[2] != subject_part(id)
+
+
 # --- Checks
 
 
@@ -176,7 +255,7 @@ def test_every_check_on_a_live_job_has_the_same_text(layout: Layout) -> None:
     here = running(layout)
     ready = Standing(job(), "tw.ns.0.r.default.1.job", 3, "")
     texts = {
-        layout.only_a_token("job").subject,
+        layout.only_ready("job").subject,
         layout.as_left(here).subject,
         layout.as_left(ready).subject,
     }
@@ -195,7 +274,7 @@ def test_odd_names_stay_in_their_places(layout: Layout, name: str) -> None:
 def test_namespaces_and_shards_share_no_subject() -> None:
     layouts = [Layout("a", 0, 0), Layout("a", 1, 0), Layout("b", 0, 0)]
     assert len({each.prefix for each in layouts}) == len({each.stream for each in layouts}) == 3
-    assert len({each.news for each in layouts}) == 3
+    assert len({each.notify for each in layouts}) == 3
 
 
 def test_a_message_in_the_far_future_has_a_date(layout: Layout) -> None:
@@ -204,22 +283,75 @@ def test_a_message_in_the_far_future_has_a_date(layout: Layout) -> None:
     assert re.search(r"Nats-Schedule: @at 21\d\d-\d\d-\d\dT[\d:]{8}\.\d{3}Z", step.headers)
 
 
-def test_a_token_counts_while_the_schedule_that_wrote_it_is_about_to_go() -> None:
-    """The server writes the token first, and drops the schedule after that."""
-    layout = Layout("ns", 0, 1_000)
-    job = Job(id="job", task="t", payload="{}", due_ms=0, created_ms=0)
-    schedule = "tw.ns.0.t.s.default.job"
+def message(kind: str, seq: int, job: Job) -> Standing:
+    """A job under a kind of truth, or as a token."""
+    layout = Layout("ns", 0, AHEAD_MS)
+    subject = layout.ready_subject(job) if kind == "r" else f"tw.ns.0.t.{kind}.default.job"
+    return standing_of(job, subject, seq)
 
-    def counts(seen: Standing | None, *, scheduler: str = schedule) -> bool:
-        token = Token(Standing(job, layout.token_of(job), 7, ""), "ack", scheduler, again=False)
-        return _still_counts(token, seen) is token
 
-    assert counts(Standing(job, schedule, 6, "s"))
-    # Written anew since, or another one: then the token is that of something that is over.
-    assert not counts(Standing(job, schedule, 8, "s"))
-    assert not counts(Standing(job, "tw.ns.0.t.m.default.job", 6, "m"))
-    assert not counts(Standing(job, schedule, 6, "s"), scheduler="")
-    # A later token has taken its place, or the job is forgotten.
-    assert counts(Standing(job, layout.token_of(job), 7, ""))
-    assert not counts(Standing(job, layout.token_of(job), 9, ""))
-    assert not counts(None)
+WAITS = Job(id="job", task="t", payload="{}", due_ms=0, created_ms=0)
+RUNS = life.claimed(WAITS, worker="ann", fence=7, now_ms=NOW_MS, lease_ms=1_000)
+EXTENDED = msgspec.structs.replace(RUNS, lease_until_ms=NOW_MS + 2_000)
+REQUESTED = msgspec.structs.replace(RUNS, cancel_requested=True)
+BACK = life.settled(RUNS, life.release(RUNS, ended_ms=NOW_MS))
+DONE = life.settled(RUNS, life.done(RUNS, started_ms=NOW_MS, ended_ms=NOW_MS))
+CANCELLED = life.cancelled(WAITS, now_ms=NOW_MS)
+AGAIN = life.rerun(DONE, now_ms=NOW_MS)
+TAKEN_OVER = life.claimed(RUNS, worker="bob", fence=9, now_ms=NOW_MS, lease_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("truth", "token"),
+    [
+        # It fires: the server writes the token first, and drops the schedule after that.
+        (("s", WAITS), WAITS),
+        (("l", RUNS), RUNS),
+        # Ghosts: the server forgot that they were dropped.
+        (("s", WAITS), RUNS),
+        (("s", WAITS), BACK),
+        (("l", RUNS), BACK),
+        (("l", RUNS), EXTENDED),
+        (("l", RUNS), REQUESTED),
+        (("d", AGAIN), AGAIN),
+        (("l", RUNS), TAKEN_OVER),
+    ],
+)
+def test_a_token_counts_where_its_schedule_is_over(truth: tuple[str, Job], token: Job) -> None:
+    kind, job = truth
+    ghost, here = message(kind, 6, job), message("r", 8, token)
+    found = current([ghost, here])
+    assert (found.seq, found.kind, found.over) == (8, "", (ghost,))
+
+
+@pytest.mark.parametrize(
+    ("truth", "token"),
+    [
+        # A ghost of a schedule fired again, or late.
+        (("l", RUNS), WAITS),
+        (("m", EXTENDED), RUNS),
+        (("j", REQUESTED), RUNS),
+        (("s", BACK), RUNS),
+        (("d", DONE), RUNS),
+        (("d", DONE), BACK),
+        (("c", CANCELLED), WAITS),
+        (("c", CANCELLED), BACK),
+        (("l", TAKEN_OVER), RUNS),
+        (("l", TAKEN_OVER), BACK),
+    ],
+)
+def test_a_token_of_an_earlier_part_of_its_life_does_not_count(
+    truth: tuple[str, Job], token: Job
+) -> None:
+    kind, job = truth
+    here, stale = message(kind, 6, job), message("r", 8, token)
+    assert current([here, stale]) == here
+    assert current([stale, here]) == here
+
+
+@pytest.mark.parametrize(("kind", "truth"), [("s", WAITS), ("l", RUNS), ("c", CANCELLED)])
+def test_what_is_written_after_a_token_counts(kind: str, truth: Job) -> None:
+    """Also where it was thought of before: then an attempt is missing from its history."""
+    token, here = message("r", 6, BACK), message(kind, 8, truth)
+    assert current([token, here]) == here
+    assert current([token]) == token

@@ -8,6 +8,7 @@ import pytest
 from test_nats_wire import Script, hmsg, msg, reply_of, talking
 
 from tickwheel.errors import StoreError, StoreUnavailable, UsageError
+from tickwheel.stores.nats.answers import StoreFull, must
 from tickwheel.stores.nats.steps import Layout, Step
 from tickwheel.stores.nats.stream import Stream
 from tickwheel.stores.nats.wire import Wire
@@ -59,7 +60,10 @@ async def test_a_group_of_several_steps_goes_as_one_batch() -> None:
     [
         (lambda reply: msg(reply, FULL), StoreUnavailable),
         (lambda reply: hmsg(reply, b"NATS/1.0 503\r\n\r\n", b""), StoreUnavailable),
-        (lambda reply: msg(reply, FULL.replace(b"503", b"400")), StoreError),
+        (
+            lambda reply: msg(reply, FULL.replace(b"503", b"400").replace(b"10077", b"1")),
+            StoreError,
+        ),
     ],
     ids=["full", "nobody there", "not allowed"],
 )
@@ -73,6 +77,35 @@ async def test_an_answer_that_is_no_refusal_is_an_error(
         script.answer = answer
         with pytest.raises(error):
             await stream_over(wire).put(steps(2))
+
+
+@pytest.mark.parametrize(
+    ("status", "number"),
+    [(400, 10002), (503, 10023), (500, 10028), (500, 10047), (500, 10053), (503, 10077)],
+)
+async def test_a_server_that_is_full_is_one_that_may_take_more_later(
+    status: int, number: int
+) -> None:
+    answer = {"error": {"code": status, "err_code": number, "description": "no room"}}
+    with pytest.raises(StoreFull, match=f"no room \\({number}\\)"):
+        must(answer)
+    assert issubclass(StoreFull, StoreUnavailable)
+
+
+def test_a_batch_of_which_a_part_was_refused_may_be_tried_again() -> None:
+    with pytest.raises(StoreUnavailable, match="10176"):
+        must({"error": {"code": 400, "err_code": 10176, "description": "incomplete"}})
+
+
+async def test_each_of_many_steps_learns_whether_there_was_room_for_it() -> None:
+    async def answer(script: Script, line: bytes) -> None:
+        number = int(reply_of(line).rpartition(b".")[2])
+        await script.say(msg(reply_of(line), [stored(5), FULL, REFUSED][number]))
+
+    async with talking() as (script, wire):
+        script.answer = answer
+        found = await stream_over(wire).put_each([group[0] for group in steps(3)])
+        assert [type(each) for each in found] == [int, StoreFull, type(None)]
 
 
 async def test_a_step_that_is_too_large_is_refused_before_anything_is_sent() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
@@ -15,6 +15,12 @@ from tickwheel.stores.nats import wire as nats_wire
 from tickwheel.stores.nats.wire import Denied, Message, Wire, header, publish_line, status
 
 INFO = b'INFO {"version":"2.15.0","max_payload":1048576,"headers":true}\r\n'
+
+# Generous: on a busy machine it still happens, or it never does.
+SOON_S = 10.0
+
+
+T = TypeVar("T")
 
 
 class Script:
@@ -32,6 +38,7 @@ class Script:
         self._talks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._port = 0
+        self._changed = asyncio.Event()
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
@@ -53,11 +60,23 @@ class Script:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def say_slowly(self, data: bytes, *cuts: int) -> None:
-        """In pieces, each of which arrives by itself."""
-        for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
-            await self.say(data[start:end])
-            await asyncio.sleep(0.0005)
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Return when a connection or a line from the client has made this true."""
+        async with asyncio.timeout(SOON_S):
+            while not happened():
+                await self._changed.wait()
+
+    async def connected(self, times: int) -> None:
+        """Return when the client has connected so many times."""
+        await self.until(lambda: self.connections >= times)
+
+    async def hears(self, start: bytes, times: int = 1) -> None:
+        """Return when so many lines that begin like this have come."""
+        await self.until(lambda: sum(line.startswith(start) for line in self.heard) >= times)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def cut(self) -> None:
         if self._writer is not None:
@@ -70,6 +89,7 @@ class Script:
         self.connections += 1
         self._writer = writer
         self._writers.append(writer)
+        self._tell()
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await self._talk(reader, writer)
         writer.transport.abort()
@@ -80,6 +100,7 @@ class Script:
             if line.startswith((b"PUB", b"HPUB")):
                 line += await reader.readexactly(int(line.split()[-1]) + 2)
             self.heard.append(line)
+            self._tell()
             if line == b"PING\r\n" and not self.silent:
                 writer.write(b"PONG\r\n")
             elif line.startswith((b"PUB", b"HPUB")):
@@ -100,6 +121,25 @@ async def talking() -> AsyncIterator[tuple[Script, Wire]]:
     finally:
         await wire.close()
         await script.close()
+
+
+def reads_of(wire: Wire) -> asyncio.Queue[bytes]:
+    """What the client reads from now on, piece by piece; each has been handled when it is here."""
+    reads: asyncio.Queue[bytes] = asyncio.Queue()
+    parse = wire._parse
+
+    def noted(data: bytes) -> bytes:
+        # Who waits for it is resumed after this step of the reading task.
+        reads.put_nowait(data)
+        return parse(data)
+
+    wire._parse = noted  # type: ignore[method-assign]
+    return reads
+
+
+async def soon(queue: asyncio.Queue[T]) -> T:
+    async with asyncio.timeout(SOON_S):
+        return await queue.get()
 
 
 def reply_of(line: bytes) -> bytes:
@@ -149,8 +189,7 @@ async def test_who_we_are_comes_before_anything_else() -> None:
         assert b'"no_responders":true' in script.heard[0] and b'"headers":true' in script.heard[0]
         assert script.heard[1] == b"PING\r\n"
         wire.subscribe("news.*", lambda _: None)
-        await asyncio.sleep(0.02)
-        assert any(line.startswith(b"SUB news.* ") for line in script.heard)
+        await script.hears(b"SUB news.* ")
 
 
 # --- What arrives, in whatever pieces
@@ -204,15 +243,16 @@ async def test_split_anywhere_on_a_real_connection() -> None:
     async with talking() as (script, wire):
         found: list[bytes] = []
         wire.subscribe("news.*", lambda m: found.append(m.data))
-        await asyncio.sleep(0.01)
+        await script.hears(b"SUB news.* ")
         sid = next(line.split()[-1] for line in script.heard if b"news" in line)
         data = msg(b"news.a", b"one\r\ntwo", sid=sid)
+        reads = reads_of(wire)
         for cut in range(1, len(data)):
-            await script.say_slowly(data, cut)
-        async with asyncio.timeout(2):
-            while len(found) < len(data) - 1:
-                await asyncio.sleep(0.01)
-        assert set(found) == {b"one\r\ntwo"}
+            await script.say(data[:cut])
+            assert await soon(reads) == data[:cut]
+            await script.say(data[cut:])
+            await soon(reads)
+        assert found == [b"one\r\ntwo"] * (len(data) - 1)
 
 
 async def test_a_big_answer_in_many_pieces() -> None:
@@ -271,7 +311,7 @@ async def test_a_pull_ends_with_its_count_or_a_status() -> None:
         async def answer(script: Script, line: bytes) -> None:
             count = 3 if b'"batch":3' in line else 2
             for n in range(count):
-                await script.say(msg(b"tw.x.%d" % n, b"token", reply=ack % n))
+                await script.say(msg(b"tw.x.%d" % n, b"job", reply=ack % n))
             if count < 3:
                 await script.say(hmsg(reply_of(line), b"NATS/1.0 404 No Messages\r\n\r\n", b""))
 
@@ -296,8 +336,8 @@ async def test_a_pull_that_ends_by_its_limits_has_all_that_was_delivered(
         async def answer(script: Script, line: bytes) -> None:
             said = b"NATS/1.0 409 %s\r\nNats-Pending-Messages: %d\r\n\r\n" % (words, left)
             end = hmsg(reply_of(line), said, b"")
-            tokens = [msg(b"tw.x.%d" % n, b"token", reply=ack % n) for n in range(5 - left)]
-            for each in [end, *tokens] if early else [*tokens, end]:
+            messages = [msg(b"tw.x.%d" % n, b"job", reply=ack % n) for n in range(5 - left)]
+            for each in [end, *messages] if early else [*messages, end]:
                 await script.say(each)
 
         script.answer = answer
@@ -311,17 +351,16 @@ async def test_a_pull_that_ends_by_its_limits_has_all_that_was_delivered(
 
 async def test_what_comes_after_a_pull_has_ended_is_not_dropped() -> None:
     async with talking() as (script, wire):
-        strays: list[str] = []
-        wire.on_stray = lambda message: strays.append(message.subject)
+        strays: asyncio.Queue[str] = asyncio.Queue()
+        wire.on_stray = lambda message: strays.put_nowait(message.subject)
 
         async def answer(script: Script, line: bytes) -> None:
             await script.say(hmsg(reply_of(line), b"NATS/1.0 404 No Messages\r\n\r\n", b""))
-            await script.say(msg(b"tw.late", b"token", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
+            await script.say(msg(b"tw.late", b"job", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
 
         script.answer = answer
         assert await wire.pull("S", "C", 5, 9999) == ([], False)
-        await asyncio.sleep(0.05)
-        assert strays == ["tw.late"]
+        assert await soon(strays) == "tw.late"
 
 
 async def test_what_a_lost_pull_had_got_is_not_dropped() -> None:
@@ -330,10 +369,11 @@ async def test_what_a_lost_pull_had_got_is_not_dropped() -> None:
         wire.on_stray = lambda message: strays.append(message.subject)
 
         async def answer(script: Script, line: bytes) -> None:
-            await script.say(msg(b"tw.one", b"token", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
-            await asyncio.sleep(0.02)
+            await script.say(msg(b"tw.one", b"job", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
+            await soon(reads)
             script.cut()
 
+        reads = reads_of(wire)
         script.answer = answer
         with pytest.raises(StoreUnavailable):
             await wire.pull("S", "C", 5, 9999)
@@ -346,11 +386,12 @@ async def test_what_a_pull_that_was_given_up_had_got_is_not_dropped() -> None:
         wire.on_stray = lambda message: strays.append(message.subject)
 
         async def answer(script: Script, line: bytes) -> None:
-            await script.say(msg(b"tw.one", b"token", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
+            await script.say(msg(b"tw.one", b"job", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
 
         script.answer = answer
+        reads = reads_of(wire)
         pull = asyncio.create_task(wire.pull("S", "C", 5, 9999))
-        await asyncio.sleep(0.05)
+        await soon(reads)
         pull.cancel()
         await asyncio.gather(pull, return_exceptions=True)
         assert strays == ["tw.one"]
@@ -359,12 +400,14 @@ async def test_what_a_pull_that_was_given_up_had_got_is_not_dropped() -> None:
 async def test_pulls_of_two_streams_at_once_are_told_apart() -> None:
     """Shards have consumers of the same names."""
     async with talking() as (script, wire):
+        asked: list[bytes] = []
 
         async def answer(script: Script, line: bytes) -> None:
-            stream = line.split(b".")[5]
-            await asyncio.sleep(0.02 if stream == b"S1" else 0)
-            ack = b"$JS.ACK.%s.C.1.1.1.17.0" % stream
-            await script.say(msg(b"tw." + stream, b"token", reply=ack))
+            asked.append(line.split(b".")[5])
+            # Once both are asked, the second one answers first.
+            for stream in reversed(asked) if len(asked) == 2 else ():
+                ack = b"$JS.ACK.%s.C.1.1.1.17.0" % stream
+                await script.say(msg(b"tw." + stream, b"job", reply=ack))
 
         script.answer = answer
         (one, _), (two, _) = await asyncio.gather(
@@ -386,17 +429,19 @@ async def test_a_forbidden_publish_fails_at_once_and_alone() -> None:
                 words = b'Permissions Violation for Publish to "secret.s"'
                 await script.say(b"-ERR '%s'\r\n" % words)
             else:
-                await asyncio.sleep(0.05)
+                # The refusal of the other has arrived by now.
+                await soon(reads)
                 await script.say(msg(reply_of(line), b"fine"))
 
+        reads = reads_of(wire)
         script.answer = answer
-        start = time.monotonic()
-        denied, fine = await asyncio.gather(
-            wire.request("secret.s"), wire.request("secret.so"), return_exceptions=True
-        )
+        # Before an answer would be given up.
+        async with asyncio.timeout(nats_wire.ANSWER_S / 2):
+            denied, fine = await asyncio.gather(
+                wire.request("secret.s"), wire.request("secret.so"), return_exceptions=True
+            )
         assert isinstance(denied, Denied) and "publish to 'secret.s'" in str(denied)
         assert isinstance(fine, Message) and fine.data == b"fine"
-        assert time.monotonic() - start < 2
 
 
 async def test_a_connection_refused_at_first_is_not_tried_again() -> None:
@@ -406,7 +451,6 @@ async def test_a_connection_refused_at_first_is_not_tried_again() -> None:
     wire = Wire([script.place])
     with pytest.raises(Denied, match="Authorization Violation"):
         await wire.open()
-    await asyncio.sleep(0.2)
     assert script.connections == 1
     await wire.close()
     await script.close()
@@ -418,7 +462,8 @@ async def test_why_a_connection_is_refused_later_is_said(monkeypatch: pytest.Mon
     async with talking() as (script, wire):
         script.info = INFO + b"-ERR 'Authorization Violation'\r\n"
         script.cut()
-        await asyncio.sleep(0.3)
+        # It has been refused once, and tries again.
+        await script.connected(3)
         with pytest.raises(StoreError, match="Authorization Violation"):
             await wire.request("s")
 
@@ -429,11 +474,11 @@ async def test_why_a_connection_is_refused_later_is_said(monkeypatch: pytest.Mon
 async def test_whoever_waits_for_an_answer_learns_that_it_will_not_come() -> None:
     async with talking() as (script, wire):
         waiting = [asyncio.create_task(wire.request(f"s.{n}")) for n in range(3)]
-        await asyncio.sleep(0.02)
+        await script.hears(b"PUB s.", times=3)
         script.cut()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(nats_wire.ANSWER_S / 2):
             answers = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(each) for each in answers] == [StoreUnavailable] * 3
+        assert all(isinstance(each, StoreUnavailable) for each in answers), answers
 
 
 async def test_subscriptions_and_requests_go_on_over_the_next_connection() -> None:
@@ -445,10 +490,10 @@ async def test_subscriptions_and_requests_go_on_over_the_next_connection() -> No
         ups: list[int] = []
         wire.on_up = lambda: ups.append(1)
         wire.subscribe("news.*", lambda _: None)
-        for _ in range(3):
+        for lost in range(1, 4):
             script.heard.clear()
             script.cut()
-            await asyncio.sleep(0.01)
+            await script.connected(lost + 1)
             assert (await wire.request("s")).data == b"here"
             subscribed = [line for line in script.heard if line.startswith(b"SUB")]
             assert len(subscribed) == 2
@@ -460,15 +505,13 @@ async def test_a_server_that_stays_silent_is_left(monkeypatch: pytest.MonkeyPatc
     async with talking() as (script, _):
         script.silent = True
         script.info = INFO + b"PONG\r\n"
-        async with asyncio.timeout(5):
-            while script.connections < 3:
-                await asyncio.sleep(0.02)
+        await script.connected(3)
 
 
 async def test_an_answer_that_does_not_come_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_wire, "ANSWER_S", 0.1)
     async with talking() as (_, wire):
-        with pytest.raises(StoreUnavailable, match="no answer within"):
+        with pytest.raises(StoreUnavailable, match="did not answer within"):
             await wire.request("s")
         assert wire._pending == {}
 
@@ -482,17 +525,15 @@ async def test_nodes_that_are_told_of_later_are_tried_when_the_first_is_gone() -
     wire = Wire([script.place])
     try:
         await wire.open()
+        ups: asyncio.Queue[bool] = asyncio.Queue()
+        wire.on_up = lambda: ups.put_nowait(True)
         script.cut()
-        async with asyncio.timeout(3):
-            while script.connections < 2:
-                await asyncio.sleep(0.02)
-        await asyncio.sleep(0.05)
+        await soon(ups)
+        reads = reads_of(wire)
         await script.say(b'INFO {"connect_urls":["%s:%d"]}\r\n' % (b"127.0.0.1", other.place[1]))
-        await asyncio.sleep(0.05)
+        await soon(reads)
         await script.close()
-        async with asyncio.timeout(3):
-            while not other.connections:
-                await asyncio.sleep(0.02)
+        await other.connected(1)
     finally:
         await wire.close()
         await other.close()
@@ -510,16 +551,17 @@ async def test_nodes_that_are_told_of_later_are_tried_when_the_first_is_gone() -
     ],
 )
 async def test_nonsense_does_not_end_it_for_good(nonsense: bytes) -> None:
-    """At worst the connection is made anew."""
+    """At worst the client reconnects."""
 
     async def answer(script: Script, line: bytes) -> None:
         await script.say(msg(reply_of(line), b"here"))
 
     async with talking() as (script, wire):
+        reads = reads_of(wire)
         await script.say(nonsense)
-        await asyncio.sleep(0.05)
+        await soon(reads)
         script.answer = answer
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             while True:
                 with contextlib.suppress(StoreUnavailable):
                     assert (await wire.request("s")).data == b"here"
@@ -538,10 +580,11 @@ async def test_a_handler_that_fails_does_not_end_the_connection(
     async with talking() as (script, wire):
         wire.on_stray = fail
         with caplog.at_level(logging.ERROR):
+            reads = reads_of(wire)
             await script.say(msg(b"tw.stray", b"not a job", reply=b"$JS.ACK.S.C.1.5.1.17.0"))
-            await asyncio.sleep(0.05)
+            await soon(reads)
         script.answer = answer
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             while True:
                 with contextlib.suppress(StoreUnavailable):
                     assert (await wire.request("s")).data == b"here"
@@ -549,9 +592,9 @@ async def test_a_handler_that_fails_does_not_end_the_connection(
 
 
 async def test_closing_ends_everything_and_may_be_repeated() -> None:
-    async with talking() as (_, wire):
+    async with talking() as (script, wire):
         waiting = asyncio.create_task(wire.request("s"))
-        await asyncio.sleep(0.02)
+        await script.hears(b"PUB s ")
         await wire.close()
         await wire.close()
         with pytest.raises(StoreUnavailable):

@@ -12,15 +12,15 @@ from tickwheel.job import Job
 from tickwheel.store import open_store
 from tickwheel.stores.postgres.health import judged
 from tickwheel.stores.postgres.schema import parts_of
-from tickwheel.stores.postgres.steps import adding
+from tickwheel.stores.postgres.statements import adding
 from tickwheel.stores.postgres.store import PostgresStore
-from tickwheel.stores.postgres.url import Options
+from tickwheel.stores.postgres.url import PostgresOptions
 
 URL = "postgresql://ann:s3cret@db.example.com:6432/shop"
 
 
 def test_a_url_names_host_database_and_user() -> None:
-    options = Options.of(URL)
+    options = PostgresOptions.of(URL)
     known = {name: options.conninfo[name] for name in ("host", "port", "dbname", "user")}
     assert known == {
         "host": "db.example.com",
@@ -32,7 +32,7 @@ def test_a_url_names_host_database_and_user() -> None:
 
 
 def test_our_options_are_read_and_the_drivers_passed_on() -> None:
-    options = Options.of(f"{URL}?schema=jobs&ahead=500ms&timeout=2s&pool=8&sslmode=require")
+    options = PostgresOptions.of(f"{URL}?schema=jobs&ahead=500ms&timeout=2s&pool=8&sslmode=require")
     assert (options.schema, options.ahead_ms, options.timeout_ms) == ("jobs", 500, 2000)
     assert options.pool == 8
     assert options.conninfo["sslmode"] == "require"
@@ -40,19 +40,21 @@ def test_our_options_are_read_and_the_drivers_passed_on() -> None:
 
 
 def test_the_drivers_options_are_passed_on_as_they_were_written() -> None:
-    options = Options.of(f"{URL}?options=-c%20work_mem%3D8MB&schema=jobs&application_name=a+b")
+    options = PostgresOptions.of(
+        f"{URL}?options=-c%20work_mem%3D8MB&schema=jobs&application_name=a+b"
+    )
     assert options.conninfo["options"] == "-c work_mem=8MB"
     assert options.conninfo["application_name"] == "a+b"
 
 
 def test_a_dead_line_is_noticed_unless_the_url_says_otherwise() -> None:
-    assert Options.of(URL).conninfo["keepalives_idle"] == "10"
-    assert Options.of(f"{URL}?keepalives_idle=99").conninfo["keepalives_idle"] == "99"
+    assert PostgresOptions.of(URL).conninfo["keepalives_idle"] == "10"
+    assert PostgresOptions.of(f"{URL}?keepalives_idle=99").conninfo["keepalives_idle"] == "99"
 
 
 def test_of_several_hosts_the_one_that_takes_writes_is_wanted() -> None:
-    assert "target_session_attrs" not in Options.of(URL).conninfo
-    several = Options.of("postgresql://ann@one,two/shop")
+    assert "target_session_attrs" not in PostgresOptions.of(URL).conninfo
+    several = PostgresOptions.of("postgresql://ann@one,two/shop")
     assert several.conninfo["target_session_attrs"] == "read-write"
 
 
@@ -76,7 +78,7 @@ def test_both_names_of_the_scheme_open_the_store(scheme: str) -> None:
 )
 def test_a_wrong_option_is_named(query: str, words: str) -> None:
     with pytest.raises(BadConfig, match=words) as raised:
-        Options.of(f"{URL}?{query}")
+        PostgresOptions.of(f"{URL}?{query}")
     assert "s3cret" not in str(raised.value)
 
 
@@ -85,14 +87,14 @@ def test_a_wrong_option_is_named(query: str, words: str) -> None:
 )
 def test_a_password_that_was_not_quoted_is_refused_and_not_shown(password: str) -> None:
     with pytest.raises(BadConfig, match="%2F") as raised:
-        Options.of(f"postgresql://ann:{password}@host/shop")
+        PostgresOptions.of(f"postgresql://ann:{password}@host/shop")
     assert "cret" not in str(raised.value)
 
 
 def test_the_password_is_not_shown() -> None:
-    options = Options.of(URL)
+    options = PostgresOptions.of(URL)
     assert "s3cret" not in repr(options)
-    assert options.place == "db.example.com:6432/shop"
+    assert options.where == "db.example.com:6432/shop"
 
 
 def test_without_its_driver_the_store_says_what_to_install() -> None:

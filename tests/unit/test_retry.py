@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.errors import BadConfig, BadTime, GiveUp, Retry, Snooze
+from tickwheel.errors import BadArguments, BadConfig, BadTime, GiveUp, Retry, Snooze, UsageError
 from tickwheel.job import Job, Outcome, Settlement, State
-from tickwheel.retry import ERROR_LIMIT, RetryPolicy, decide, describe
+from tickwheel.retry import RetryPolicy, decide, describe
+from tickwheel.traceback import ERROR_LIMIT
 
 ENDED_MS = 1_000_000
 JOB = Job(id="j", task="t", payload="{}", due_ms=0, created_ms=0, attempt=1, fence=7)
@@ -114,12 +115,12 @@ def test_even_a_steep_policy_only_reaches_its_cap() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        ({"retries": -1}, BadConfig, "retries=-1: a number of retries is 0 or more"),
-        ({"factor": 0.5}, BadConfig, "factor=0.5: it is 1 or more"),
+        ({"retries": -1}, BadConfig, "retries=-1: must be a whole number of at least 0"),
+        ({"factor": 0.5}, BadConfig, "factor=0.5: must be at least 1"),
         ({"first": -1}, BadTime, "negative"),
-        ({"cap": "soon"}, BadTime, "'soon' is not a length of time"),
-        ({"jitter": "5"}, BadTime, "'5' is not a length of time"),
-        ({"first": True}, BadTime, "True is not a length of time"),
+        ({"cap": "soon"}, BadTime, "'soon' is not a duration"),
+        ({"jitter": "5"}, BadTime, "'5' is not a duration"),
+        ({"first": True}, BadTime, "True is not a duration"),
     ],
 )
 def test_a_wrong_policy_is_refused_where_it_is_written(
@@ -142,6 +143,43 @@ def test_a_policy_that_is_no_policy_at_all_is_refused_where_it_is_written(
 
 
 # --- What becomes of the job
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        ([ValueError], "must be a dict, as in on={ValueError: None}"),
+        ({"ValueError": None}, "on={'ValueError': …}: must be a class of exceptions"),
+        ({int: None}, "must be a class of exceptions"),
+        ({ValueError(): None}, "must be a class of exceptions"),
+        ({(ValueError, OSError): None}, "must be a class of exceptions"),
+        ({ValueError: 3}, "on={ValueError: 3}: must be a RetryPolicy, or None for no retries"),
+        ({ValueError: False}, "must be a RetryPolicy, or None"),
+    ],
+)
+def test_a_wrong_rule_is_refused_where_it_is_written(on: Any, words: str) -> None:
+    with pytest.raises(BadConfig, match=re.escape(words)):
+        RetryPolicy(on=on)
+
+
+def test_an_option_that_a_policy_does_not_have_is_refused_with_a_guess() -> None:
+    options: dict[str, Any] = {"retrys": 3}
+    with pytest.raises(
+        BadArguments, match=r"^RetryPolicy\(\) has no option 'retrys'; did you mean"
+    ):
+        RetryPolicy(**options)
+
+
+def test_a_policy_with_numbers_that_python_does_not_write_is_refused() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"retries": 10**5000},
+        {"factor": -(10**5000)},
+        {"cap": 10**5000},
+    ]
+    for options in wrong:
+        with pytest.raises(UsageError, match="<int>"):
+            RetryPolicy(**options)
+    assert RetryPolicy(factor=10**400, jitter=0).delay_ms(999_999) == 300_000
 
 
 def test_a_failure_is_retried_while_retries_are_left_and_then_dead() -> None:
@@ -170,7 +208,7 @@ def test_the_retries_of_a_job_win_over_those_of_its_task(
 def test_a_task_that_asks_for_a_retry_says_when() -> None:
     asked = decided(Retry("10m"))
     assert (asked.outcome, delay_s(asked), asked.failed) == (Outcome.RETRY, 600, True)
-    assert asked.error == "the task asked to be retried"
+    assert asked.error == "the task asked for a retry"
     # However long: the cap is for the policy's own delays.
     assert delay_s(decided(Retry(timedelta(days=30)))) == 30 * 86_400
     assert delay_s(decided(Retry(0))) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import stat
@@ -21,10 +22,10 @@ from tickwheel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from tickwheel.job import Job
-from tickwheel.store import open_store
-from tickwheel.stores.sqlite import steps
-from tickwheel.stores.sqlite.file import connect, in_transaction
+from tickwheel.job import Job, State, park
+from tickwheel.store import Query, open_store
+from tickwheel.stores.sqlite import statements
+from tickwheel.stores.sqlite.file import connect, has_store, in_transaction
 from tickwheel.stores.sqlite.store import SqliteStore
 
 JOB = Job(id="one", task="t", payload="{}", due_ms=0, created_ms=0)
@@ -69,9 +70,105 @@ async def test_a_file_of_a_newer_release_is_refused_and_left_alone(tmp_path: Pat
         await SqliteStore(tmp_path / "jobs.db").open()
 
 
+PARTS = Path(statements.__file__).with_name("schema.sql").read_text().split("\n-- part ")[1:]
+
+
+def file_of_schema(path: Path, version: int) -> None:
+    """A file as a release with this schema left it, with a job in each state."""
+    db = apsw.Connection(str(path))
+    db.pragma("journal_mode", "wal")
+    for part in PARTS[:version]:
+        db.execute(part.partition("\n")[2])
+    db.pragma("user_version", version)
+    db.execute(
+        """insert into job (id, task, payload, queue, priority, due_ms, created_ms, state, attempt,
+                            fence, worker, lease_until_ms, ended_ms, error)
+           values ('waiting', 't', '{}', 'q', 1, 0, 0, 'waiting', 1, 5, 'w', null, null, 'no'),
+                  ('running', 't', '{}', 'q', 1, 0, 0, 'running', 1, 6, 'w', 5000, null, null),
+                  ('dead', 't', '{}', 'q', 1, 0, 0, 'dead', 1, 7, 'w', null, 900, 'no')"""
+    )
+    db.close()
+
+
+@pytest.mark.parametrize("version", range(1, len(PARTS)))
+async def test_a_file_of_an_earlier_release_is_upgraded_with_its_jobs(
+    tmp_path: Path, version: int
+) -> None:
+    path = tmp_path / "jobs.db"
+    file_of_schema(path, version)
+    # Several processes may open it at the same time.
+    stores = [SqliteStore(path) for _ in range(4)]
+    await asyncio.gather(*(store.open() for store in stores))
+    store = stores[0]
+    waiting, running, ended = await store.get(["waiting", "running", "dead"])
+    assert waiting is not None and running is not None and ended is not None
+    assert (waiting.state, waiting.error, waiting.attempt) == (State.WAITING, "no", 1)
+    assert (running.state, running.fence, running.lease_until_ms) == (State.RUNNING, 6, 5000)
+    assert (ended.state, ended.ended_ms, ended.traceback) == (State.DEAD, 900, None)
+    [queue] = await store.queues()
+    assert (queue.waiting, queue.running, queue.dead) == (1, 1, 1)
+
+    assert (waiting.meta, waiting.expires_ms, waiting.progress) == (None, None, None)
+    tagged = Job(
+        id="tagged", task="t", payload="{}", due_ms=9000, created_ms=0, meta={"customer": "42"}
+    )
+    assert await stores[3].add([tagged]) == [True]
+    assert (await store.find(Query(meta=("customer", "42")))).jobs == [tagged]
+
+    [held] = await store.claim(["q"], worker="w", limit=10, now_ms=1000, lease_ms=1000)
+    parks = [park(held, ended_ms=1000), park(running, ended_ms=1000)]
+    assert await store.settle(parks, now_ms=1000) == [True, True]
+    for other in stores:
+        assert await other.claim(["q"], worker="w", limit=10, now_ms=1000, lease_ms=1000) == []
+    got = await stores[1].claim(
+        ["q"], worker="w", limit=10, now_ms=1000, lease_ms=1000, tasks=["t"]
+    )
+    assert [job.id for job in got] == ["waiting", "running"]
+    for other in stores:
+        await other.close()
+
+
+def test_plain_jobs_can_be_added_before_an_upgrade(tmp_path: Path) -> None:
+    """By a program of this release with a connection of its own, before the first worker."""
+    file_of_schema(tmp_path / "jobs.db", 1)
+    sql, text = statements.adding(
+        [Job(id="new", task="t", payload="{}", due_ms=0, created_ms=0, retries=1)]
+    )
+    db = apsw.Connection(str(tmp_path / "jobs.db"))
+    assert db.execute(sql.replace("%(jobs)s", "?"), (text,)).fetchall() == [("new",)]
+    db.close()
+
+
+async def test_a_release_that_has_the_file_open_goes_on_after_an_upgrade(tmp_path: Path) -> None:
+    """It writes and deletes jobs as ever; triggers keep what it doesn't know."""
+    path = tmp_path / "jobs.db"
+    file_of_schema(path, len(PARTS) - 1)
+    older = apsw.Connection(str(path))
+    assert older.execute("select count(*) from job").get == 3
+    store = SqliteStore(path)
+    await store.open()
+    tagged = [
+        Job(id=id, task="t", payload="{}", due_ms=0, created_ms=0, meta={"customer": "42"})
+        for id in "ab"
+    ]
+    assert await store.add(tagged) == [True, True]
+    await store.cancel(["a"], now_ms=1)
+    older.execute(
+        """insert into job (id, task, payload, queue, priority, due_ms, created_ms, retries,
+                            timeout_ms)
+           values ('c', 't', '{}', 'default', 1, 0, 0, null, null)"""
+    )
+    older.execute("delete from job where id = 'a'")
+    older.close()
+    assert (await store.find(Query(meta=("customer", "42")))).jobs == tagged[1:]
+    [queue, _] = await store.queues()
+    assert (queue.name, queue.waiting) == ("default", 2)
+    await store.close()
+
+
 async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "jobs.db").write_text("dear diary, " * 1000)
-    with pytest.raises(StoreIncompatible, match="not a sound SQLite database"):
+    with pytest.raises(StoreIncompatible, match="not a valid SQLite database"):
         await SqliteStore(tmp_path / "jobs.db").open()
 
 
@@ -116,7 +213,7 @@ async def test_what_may_pass_is_an_absence(
 async def test_what_no_retry_can_cure_is_said_so(
     opened: SqliteStore, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    with pytest.raises(StoreRefused, match=r"always will|no value of more than"):
+    with pytest.raises(StoreRefused, match=r"retry won't help|no value larger than"):
         await failing(opened, monkeypatch, error)
 
 
@@ -126,7 +223,7 @@ async def failing(
     def fail(*_: object) -> None:
         raise error("so it is")
 
-    monkeypatch.setattr(steps, "add", fail)
+    monkeypatch.setattr(statements, "add", fail)
     await store.add([JOB])
 
 
@@ -188,7 +285,7 @@ async def test_a_worker_on_a_removed_file_says_so_and_goes_on_when_it_is_back(
             (tmp_path / "jobs.db").rename(tmp_path / "away.db")
             with pytest.raises(StoreUnavailable, match="was removed"):
                 await double.enqueue(2)
-            while "the store is away" not in caplog.text:
+            while "calls to the store fail" not in caplog.text:
                 await asyncio.sleep(0.01)
             (tmp_path / "away.db").rename(tmp_path / "jobs.db")
             assert await (await double.enqueue(3)).result() == 6
@@ -211,11 +308,59 @@ async def test_a_store_does_not_mind_that_the_folder_of_the_process_changes(
     [
         ("sqlite://", "names no file"),
         ("sqlite:///", "names no file"),
-        ("sqlite:///jobs.db?sync=never", "full .* or normal"),
+        ("sqlite:///jobs.db?sync=never", "must be full or normal"),
         ("sqlite:///jobs.db?fast=1", "unknown option 'fast'"),
-        ("sqlite:///jobs.db?ahead=soon", "not a length of time"),
+        ("sqlite:///jobs.db?ahead=soon", "not a duration"),
     ],
 )
 def test_a_wrong_url_is_refused_with_how_to_write_it(url: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         open_store(url)
+
+
+# --- Files of other programs
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("create table job (name text)", "it has a table named job"),
+        ("create table Worker (name text)", "it has a table named worker"),
+        ("create table orders (n); pragma user_version = 2", "it has its own user_version, 2"),
+    ],
+)
+async def test_a_file_whose_tables_clash_is_refused_and_left_alone(
+    tmp_path: Path, script: str, words: str
+) -> None:
+    path = tmp_path / "customers.db"
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute(script)
+    before = path.read_bytes()
+    with pytest.raises(StoreIncompatible, match="of another program") as refused:
+        await SqliteStore(path).open()
+    assert words in str(refused.value) and "name another file" in str(refused.value)
+    assert path.read_bytes() == before
+
+
+async def test_a_store_may_be_in_a_file_with_other_tables(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute("create table orders (n)")
+    assert not has_store(path)
+    for _ in range(2):
+        store = SqliteStore(path)
+        await store.open()
+        await store.close()
+    assert has_store(path)
+
+
+async def test_a_file_that_may_not_be_written_is_told_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        # Root, who may run this test, may write to any file.
+        raise apsw.ReadOnlyError("attempt to write a readonly database")
+
+    monkeypatch.setattr("tickwheel.stores.sqlite.store.migrate", refuse)
+    with pytest.raises(StoreUnavailable, match="this user needs the right to write to it"):
+        await SqliteStore(tmp_path / "jobs.db").open()

@@ -7,8 +7,9 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import closing
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tickwheel import App, BadConfig
 from tickwheel.clock import StoreClock, SystemClock
 from tickwheel.errors import StoreError
 from tickwheel.job import Job
-from tickwheel.outbox import Outbox
+from tickwheel.outbox import Outbox, _Sqlite
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.stores.sqlite.store import SqliteStore
 
@@ -155,6 +156,46 @@ async def test_apsw_is_welcome(file: Path) -> None:
         await store.close()
 
 
+@asynccontextmanager
+async def busy(file: Path) -> AsyncIterator[None]:
+    """A connection of the user's to this file is busy in another thread."""
+    with closing(apsw.Connection(str(file))) as connection:
+        begun, over = threading.Event(), threading.Event()
+
+        def wait(*_: Any) -> int:
+            begun.set()
+            return over.wait(10)
+
+        connection.create_scalar_function("wait", wait)
+        query = asyncio.create_task(asyncio.to_thread(connection.execute, "select wait()"))
+        await asyncio.to_thread(begun.wait, 10)
+        try:
+            yield
+        finally:
+            over.set()
+            await query
+
+
+async def test_apsw_is_welcome_while_it_is_busy_in_another_thread(file: Path) -> None:
+    await (await made(file)).close()
+    async with busy(file):
+        store = SqliteStore(file)
+        try:
+            await store.open()
+            await store.add([a_job("job")])
+        finally:
+            await store.close()
+
+
+async def test_an_outbox_can_be_opened_while_a_connection_to_another_file_is_busy(
+    file: Path, tmp_path: Path
+) -> None:
+    async with busy(file):
+        outbox = _Sqlite(tmp_path / "outbox.db")
+        await outbox.open()
+        await outbox.close()
+
+
 async def test_stores_may_open_and_close_at_the_same_time(file: Path) -> None:
     async def often() -> None:
         for _ in range(10):
@@ -265,7 +306,7 @@ async def test_a_relay_and_apsw_are_kept_apart(file: Path) -> None:
     store = MemoryStore()
     with (
         closing(apsw.Connection("shop.db")),
-        pytest.raises(BadConfig, match=r"shop.db open through apsw"),
+        pytest.raises(BadConfig, match=r"shop.db open with apsw"),
     ):
         await outbox.empty(store)
     going = True

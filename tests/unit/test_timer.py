@@ -146,7 +146,7 @@ class Alarms:
 
 
 @in_virtual_time
-async def test_only_a_nearer_timer_sets_the_alarm_anew() -> None:
+async def test_only_a_nearer_timer_sets_the_alarm_again() -> None:
     loop, timer, alarms = asyncio.get_running_loop(), Timer(), Alarms()
     called: list[float] = []
     for when in (100, 200, 50, 70):
@@ -280,7 +280,7 @@ async def test_callbacks_run_in_the_context_the_timer_was_made_in() -> None:
 def test_a_delay_that_is_none_is_refused(delay: float) -> None:
     async def story() -> None:
         timer = Timer()
-        with pytest.raises(ValueError, match="a delay is 0 or more seconds"):
+        with pytest.raises(ValueError, match="a delay must be a finite number of at least 0"):
             timer.call_later(delay, print)
         assert len(timer) == 0
 
@@ -291,7 +291,7 @@ def test_a_delay_that_is_none_is_refused(delay: float) -> None:
 def test_a_time_that_is_none_is_refused(when: float) -> None:
     async def story() -> None:
         timer = Timer()
-        with pytest.raises(ValueError, match="a time is a finite number"):
+        with pytest.raises(ValueError, match="a time must be a finite number"):
             timer.call_at(when, print)
         assert len(timer) == 0
 

@@ -100,7 +100,7 @@ def test_an_empty_wheel_has_nothing_to_say() -> None:
 
 
 def test_a_slot_without_width_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1 ms"):
+    with pytest.raises(ValueError, match="width_ms=0: must be at least 1"):
         TimingWheel(width_ms=0)
 
 

@@ -1,6 +1,6 @@
-"""The command line: `tickwheel worker`, `jobs`, `dead`, `queues`.
+"""The command line: `tickwheel worker`, `jobs`, `dead`, `queues` and more; root.py lists them all.
 
-stdout carries data, stderr everything else. Exit codes: 0 fine, 1 failure, 2 usage, 3 not found,
+stdout carries data, stderr everything else. Exit codes: 0 success, 1 failure, 2 usage, 3 not found,
 4 conflict, 5 store unavailable, 130 interrupted.
 """
 

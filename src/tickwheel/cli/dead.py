@@ -1,33 +1,32 @@
-"""`tickwheel dead`: jobs that are out of retries and wait for a person."""
+"""`tickwheel dead`: list, rerun and delete dead jobs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.loading import ask
+from tickwheel.cli.bulk import Action, Filter, JobAnswer, act_on_ids, act_on_matching, list_jobs
 from tickwheel.cli.options import Noun, Where, argument, common, narrowing, paging, stacked
-from tickwheel.cli.output import CONFLICT, FAILURE, OK, confirmed, say
-from tickwheel.cli.several import BATCH, Answer, emit_answers, find_ids, list_jobs, query, report
+from tickwheel.cli.output import CONFLICT
+from tickwheel.cli.times import since_ms
 from tickwheel.cli.views import show_dead
 from tickwheel.errors import BadConfig
 from tickwheel.job import State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
-    from tickwheel.store import Query
 
-dead = Noun("dead", help="Look at dead jobs (dead letters), rerun them, delete them.")
+KIND = "dead job"
 
-# Which jobs are meant: some by id, or all that match.
+dead = Noun("dead", help="List, rerun and delete dead jobs (dead letters).")
+
+# Which jobs to act on: some by id, or all that match.
 _choosing = stacked(
-    argument("ids", metavar="[ID]...", about="The ids of dead jobs; or --all.", nargs=-1),
-    click.option("--all", "all_", is_flag=True, help="All dead jobs, instead of ids."),
-    click.option("--yes", "-y", is_flag=True, help="Don't ask before --all."),
+    argument("ids", metavar="[ID]...", about="The ids of dead jobs; or use --all.", nargs=-1),
+    click.option("--all", "all_", is_flag=True, help="Act on all dead jobs instead of ids."),
+    click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation with --all."),
     narrowing,
 )
 
@@ -39,135 +38,114 @@ _choosing = stacked(
 def list_(
     queue: str | None,
     task: str | None,
+    meta: tuple[str, str] | None,
+    since: str | None,
     limit: int,
     cursor: str | None,
     where: Where,
     as_json: bool,
 ) -> None:
-    """List dead jobs with their errors, the last one first."""
+    """List dead jobs with their errors, newest first."""
+    wanted = _wanted(queue, task, meta, since)
     list_jobs(
         where,
         as_json,
-        query(State.DEAD, queue, task),
+        wanted,
         cursor=cursor,
         limit=limit,
         show=show_dead,
-        none="no such dead jobs" if queue or task else "no dead jobs",
+        none="no matching dead jobs" if wanted.narrow else "no dead jobs",
     )
 
 
 @dead.command()
 @_choosing
 @common
-def rerun(
-    ids: tuple[str, ...],
-    all_: bool,
-    yes: bool,
-    queue: str | None,
-    task: str | None,
-    where: Where,
-    as_json: bool,
-) -> int:
-    """Run dead jobs again, now, with all their retries. --queue and --task narrow --all."""
-    step = _Step("rerun", "rerun", ": it is due now", lambda client, ids: client.rerun(ids))
-    return _take(step, _chosen(step, ids, all_, yes, queue, task), yes, where, as_json)
+def rerun(where: Where, as_json: bool, **chosen: Any) -> int:
+    """Run dead jobs again now, with all their retries.
+
+    --queue, --task, --meta and --since narrow --all.
+    """
+
+    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+        return await _of_dead(client, ids, client.rerun, "rerun", ": it is due now")
+
+    return _take(Action(verb="rerun", past="rerun", act=act, kind=KIND), where, as_json, **chosen)
 
 
 @dead.command()
 @_choosing
 @common
-def delete(
+def delete(where: Where, as_json: bool, **chosen: Any) -> int:
+    """Delete dead jobs permanently. --queue, --task, --meta and --since narrow --all."""
+
+    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+        return await _of_dead(client, ids, client.delete, "deleted", "")
+
+    action = Action(verb="delete", past="deleted", act=act, kind=KIND)
+    return _take(action, where, as_json, **chosen)
+
+
+# --- Shared by both
+
+
+def _take(
+    action: Action,
+    where: Where,
+    as_json: bool,
+    *,
     ids: tuple[str, ...],
     all_: bool,
     yes: bool,
     queue: str | None,
     task: str | None,
-    where: Where,
-    as_json: bool,
+    meta: tuple[str, str] | None,
+    since: str | None,
 ) -> int:
-    """Delete dead jobs for good. --queue and --task narrow --all."""
-    step = _Step("delete", "deleted", "", lambda client, ids: client.delete(ids))
-    return _take(step, _chosen(step, ids, all_, yes, queue, task), yes, where, as_json)
-
-
-# --- What both do: to some jobs by id, or to all that match, after a question
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Something that can be done to dead jobs."""
-
-    verb: str
-    # What it is called once it is done, and what that means for the job.
-    outcome: str
-    meaning: str
-    act: Callable[[Client, Sequence[str]], Awaitable[list[bool]]]
-
-
-def _chosen(
-    step: _Step,
-    ids: Sequence[str],
-    all_: bool,
-    yes: bool,
-    queue: str | None,
-    task: str | None,
-) -> list[str] | Query:
-    """The ids, or what all the jobs have in common; refuses to guess which was meant."""
+    """Act by ids or on all; refuses to guess which was meant."""
     if bool(ids) == all_:
-        raise BadConfig(f"say which: tickwheel dead {step.verb} ID..., or --all")
-    if ids:
-        if queue or task or yes:
-            raise BadConfig("--queue, --task and --yes go with --all, not with ids")
-        return list(dict.fromkeys(ids))
-    if not yes and not sys.stdin.isatty():
-        raise BadConfig(f"dead {step.verb} --all needs --yes where nobody can be asked")
-    return query(State.DEAD, queue, task)
+        raise BadConfig(f"which jobs? Use tickwheel dead {action.verb} ID..., or --all")
+    wanted = _wanted(queue, task, meta, since)
+    if not ids:
+        return act_on_matching(action, wanted, where, as_json, yes=yes)
+    if wanted.narrow or yes:
+        raise BadConfig("--queue, --task, --meta, --since and --yes work with --all, not with ids")
+    return act_on_ids(action, ids, where, as_json)
 
 
-def _take(step: _Step, chosen: list[str] | Query, yes: bool, where: Where, as_json: bool) -> int:
-    """Do it, after a question where all are meant and nobody said yes yet; gives the exit code."""
-    if isinstance(chosen, list):
-        return report(ask(where, lambda client: _each(step, client, chosen)), as_json)
-    # What was counted is what is acted on: jobs that die after the question are left alone.
-    ids = ask(where, lambda client: find_ids(client, chosen))
-    if ids and not yes and not confirmed(f"{step.verb} {_jobs(len(ids))}?"):
-        say("nothing was changed")
-        return FAILURE
-    answers = ask(where, lambda client: _each(step, client, ids)) if ids else []
-    if as_json:
-        emit_answers(answers)
-    elif answers:
-        click.echo(f"{step.outcome}: {_jobs(sum(not answer.code for answer in answers))}")
-    else:
-        say("no dead jobs")
-    return OK
+def _wanted(
+    queue: str | None, task: str | None, meta: tuple[str, str] | None, since: str | None
+) -> Filter:
+    return Filter(
+        states=[State.DEAD],
+        queue=queue,
+        task=task,
+        meta=meta,
+        since_ms=since_ms("--since", since),
+    )
 
 
-async def _each(step: _Step, client: Client, ids: Sequence[str]) -> list[Answer]:
-    answers: list[Answer] = []
-    for start in range(0, len(ids), BATCH):
-        answers += await _batch(step, client, ids[start : start + BATCH])
-    return answers
-
-
-async def _batch(step: _Step, client: Client, ids: Sequence[str]) -> list[Answer]:
-    # The store's step takes any ended job; this command is for dead ones alone.
+async def _of_dead(
+    client: Client,
+    ids: Sequence[str],
+    step: Callable[[Sequence[str]], Awaitable[list[bool]]],
+    outcome: str,
+    meaning: str,
+) -> list[JobAnswer]:
+    # The store accepts any ended job; this command is only for dead ones.
     jobs = await client.store.get(ids)
     states = [None if job is None else job.state for job in jobs]
     dead = [id for id, state in zip(ids, states, strict=True) if state is State.DEAD]
-    done = {id for id, did in zip(dead, await step.act(client, dead), strict=True) if did}
-    return [_answer(step, id, state, id in done) for id, state in zip(ids, states, strict=True)]
+    done = {id for id, did in zip(dead, await step(dead), strict=True) if did}
+    return [
+        JobAnswer(id, outcome, outcome + meaning) if id in done else _not_done(id, state)
+        for id, state in zip(ids, states, strict=True)
+    ]
 
 
-def _answer(step: _Step, id: str, state: State | None, done: bool) -> Answer:
-    if done:
-        return Answer(id, step.outcome, step.outcome + step.meaning)
+def _not_done(id: str, state: State | None) -> JobAnswer:
     if state is None:
-        return Answer.unknown(id)
+        return JobAnswer.unknown(id)
     if state is State.DEAD:
-        return Answer(id, "changed", "changed meanwhile: it is no longer dead", CONFLICT)
-    return Answer(id, "not_dead", f"not dead: it is {state}", CONFLICT)
-
-
-def _jobs(count: int) -> str:
-    return f"{count:,} dead job{'' if count == 1 else 's'}"
+        return JobAnswer(id, "changed", "changed in the meantime: it is no longer dead", CONFLICT)
+    return JobAnswer(id, "not_dead", f"not dead: it is {state}", CONFLICT)

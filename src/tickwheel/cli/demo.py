@@ -1,4 +1,4 @@
-"""`tickwheel demo`: a shop on a sales day, with a killed worker; about 40 seconds."""
+"""`tickwheel demo`: a shop on a busy day, with a killed worker; about 40 seconds."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 @click.command("demo", cls=Verb)
-@click.option("--fast", is_flag=True, help="Take about 12 seconds instead of 40.")
+@click.option("--fast", is_flag=True, help="Run for about 12 seconds instead of 40.")
 @click.option(
     "--record",
     metavar="FILE.svg",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write a picture of it to this file.",
+    help="Save the screen as a picture to this file.",
 )
 @as_output
 def demo(fast: bool, record: Path | None, as_json: bool) -> int:
     """Watch orders, deadlines, retries and a killed worker.
 
-    Runs on the embedded store, in a folder of its own that is removed at the end. The exit code is
-    0 if every order is accounted for, no job started early and the stock adds up, else 1.
+    Runs on the embedded store, in a temporary folder. Exits with 0 if every order is accounted for,
+    no job started early and the stock adds up, otherwise with 1.
     """
     if record is not None and not os.access(record.parent, os.W_OK):
-        raise UsageError(f"--record: no file can be written in {record.parent}")
+        raise UsageError(f"--record: can't write to {record.parent}")
     with tempfile.TemporaryDirectory(
         prefix="tickwheel-demo-", ignore_cleanup_errors=True
     ) as folder:
-        # For the shop, which is imported below and in the worker processes.
+        # Read by the shop, which is imported below and in the worker processes.
         os.environ["SHOP_FOLDER"] = folder
         return _play(fast, record, as_json)
 
@@ -71,7 +71,7 @@ async def _show(fast: bool, console: Console, picture: Path | None) -> Summary:
     from tickwheel.examples.story import FAST, FULL
     from tickwheel.examples.view import show
 
-    # Asked to end in another way than by Ctrl-C, end in the same way: no worker stays behind.
+    # Other signals end the demo in the same way as Ctrl-C, so that no worker is left running.
     loop, playing = asyncio.get_running_loop(), asyncio.current_task()
     assert playing is not None
     for name in {"SIGTERM", "SIGHUP"} & set(dir(signal)):

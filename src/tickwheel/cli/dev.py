@@ -1,4 +1,4 @@
-"""`tickwheel dev`: a worker that starts anew whenever the code changes."""
+"""`tickwheel dev`: a worker that restarts when the code changes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import Any
 import click
 
 from tickwheel.cli.options import Verb
-from tickwheel.cli.worker import running, work_of
+from tickwheel.cli.work import run_options, work_of
 from tickwheel.config import load
 
-# Jobs that a reload interrupts are handed back at once; nobody wants to wait for them.
+# A reload should be quick: jobs that it interrupts are released soon.
 GRACE = "2s"
+LOG_LEVEL = "debug"
 
 
 @click.command("dev", cls=Verb)
-@running
+@run_options(grace=GRACE, log_level=LOG_LEVEL)
 def dev(**flags: Any) -> int:
-    """Run an app's jobs, anew whenever its code changes.
+    """Run a worker that restarts when the code changes.
 
-    Logs each job. Watches the .py and .toml files of the current folder. For production use worker.
+    Logs each job. Watches the .py and .toml files in the current folder. In production, use
+    tickwheel worker.
     """
     flags["grace"] = flags["grace"] or GRACE
-    flags["log_level"] = flags["log_level"] or "debug"
+    flags["log_level"] = flags["log_level"] or LOG_LEVEL
     work = work_of(load(flags))
-    from tickwheel.cli.reloading import reload
+    from tickwheel.cli.autoreload import reload
 
     return reload(work)

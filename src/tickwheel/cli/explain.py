@@ -6,26 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.loading import app_of, ask, without_password
+from tickwheel.cli.load_app import app_of, ask
 from tickwheel.cli.options import Verb, Where, argument, common
 from tickwheel.cli.output import Cell, clean, emit_json, iso, show_fields
-from tickwheel.span import moment
+from tickwheel.cli.prefix import whole_id
+from tickwheel.cli.views import meta_fields, progress_document
+from tickwheel.duration import moment
+from tickwheel.masking import masked
 
 if TYPE_CHECKING:
     from tickwheel.app import App
     from tickwheel.client import Client
-    from tickwheel.explain import Explanation, Facts
+    from tickwheel.operate.explain import Explanation
+    from tickwheel.operate.facts import Facts
 
 
 @click.command("explain", cls=Verb)
-@argument("id", metavar="JOB", about="The job's id.")
+@argument("id", metavar="JOB", about="The job's id, or its first characters.")
 @common
 def explain(id: str, where: Where, as_json: bool) -> None:
-    """Say why a job waits, who holds it, or how it ended.
+    """Explain why a job waits, who holds it, or how it ended.
 
-    Also when it runs, and what can be done now. With --app it knows the task's retries, too.
+    Also shows when it runs, and what you can do now. With --app it also knows the task's retries.
     """
-    from tickwheel import explain as pure
+    from tickwheel.operate import explain as pure
 
     app = app_of(where)
 
@@ -37,15 +41,16 @@ def explain(id: str, where: Where, as_json: bool) -> None:
     if as_json:
         emit_json(_document(facts, found))
     else:
-        _show(found)
+        _show(facts, found)
 
 
 async def _facts(client: Client, id: str, app: App, where: Where) -> Facts:
-    from tickwheel.explain import Facts
+    from tickwheel.config import load
+    from tickwheel.engine.options import WorkerOptions
     from tickwheel.notes import schedules_of
-    from tickwheel.worker import WorkerOptions
+    from tickwheel.operate.facts import Facts
 
-    job = await client.get(id)
+    job = await client.get(await whole_id(client, id))
     queues = {queue.name: queue for queue in await client.queues()}
     retries = {each.name: each.policy.retries for each in app.tasks.all()}
     return Facts(
@@ -57,23 +62,24 @@ async def _facts(client: Client, id: str, app: App, where: Where) -> Facts:
         takeovers=WorkerOptions(queues=()).takeovers,
         task_retries=retries.get(job.task),
         where=_again(where),
-        app=where.app or "MODULE:APP",
+        app=where.app or load().settings.app or "MODULE:APP",
     )
 
 
 def _again(where: Where) -> list[str]:
-    """The options that lead to the same store again."""
+    """The options that lead to the same store."""
     if where.app is not None:
         return ["--app", where.app]
-    return [] if where.store is None else ["--store", without_password(where.store)]
+    return [] if where.store is None else ["--store", masked(where.store)]
 
 
-def _show(found: Explanation) -> None:
+def _show(facts: Facts, found: Explanation) -> None:
     click.echo(clean(found.headline))
     fields: list[tuple[str, Cell]] = [
         ("why" if i == 0 else "", reason.words) for i, reason in enumerate(found.reasons)
     ]
     fields.append(("runs", found.when))
+    fields += meta_fields(facts.job)
     for advice in found.advice:
         first = "" if any(name == "do" for name, _ in fields) else "do"
         fields.append((first, advice.words))
@@ -102,7 +108,10 @@ def _document(facts: Facts, found: Explanation) -> dict[str, Any]:
         }
         if held
         else None,
-        "asked": job.asked,
+        "cancel_requested": job.cancel_requested,
+        "meta": job.meta or {},
+        "expires": None if job.expires_ms is None else iso(moment(job.expires_ms)),
+        "progress": progress_document(job),
         "failures": job.failures,
         "retries": facts.retries,
         "takeovers": job.takeovers,

@@ -1,26 +1,30 @@
-"""`tickwheel jobs`: look at jobs, cancel them, run ended ones again."""
+"""`tickwheel jobs`: list, show, add, cancel, rerun and delete jobs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.loading import ask
-from tickwheel.cli.options import Noun, Where, argument, common, narrowing, paging
-from tickwheel.cli.output import CONFLICT, NOT_FOUND, OK, emit_json
-from tickwheel.cli.several import Answer, list_jobs, query, report
+from tickwheel.cli.bulk import Action, Filter, JobAnswer, act_on_ids, act_on_matching, list_jobs
+from tickwheel.cli.load_app import ask, ask_app, named_app, refuse_memory
+from tickwheel.cli.options import Noun, Where, argument, common, narrowing, of_app, paging, stacked
+from tickwheel.cli.output import CONFLICT, NOT_FOUND, OK, emit_json, say
+from tickwheel.cli.prefix import whole_id
+from tickwheel.cli.times import since_ms, time_ms
 from tickwheel.cli.views import job_document, show_job, show_jobs
-from tickwheel.job import Cancelled, Job, State
+from tickwheel.errors import BadArguments, BadConfig, BadTime, UsageError
+from tickwheel.job import CancelOutcome, Job, Priority, State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
 
-jobs = Noun("jobs", help="Look at jobs, cancel them, run ended ones again.")
+jobs = Noun("jobs", help="List, show, add, cancel, rerun and delete jobs.")
 
-_ids = argument(
-    "ids", metavar="ID...", about="The ids of one or more jobs.", nargs=-1, required=True
-)
+UNENDED = (State.WAITING, State.RUNNING)
+ENDED = (State.DONE, State.DEAD, State.CANCELLED)
 
 
 @jobs.command("list")
@@ -34,32 +38,44 @@ def list_(
     state: str | None,
     queue: str | None,
     task: str | None,
+    meta: tuple[str, str] | None,
+    since: str | None,
     limit: int,
     cursor: str | None,
     where: Where,
     as_json: bool,
 ) -> None:
-    """List jobs. Those that wait: the next one first (on NATS: the one added first). Those that
-    ended: the last one first."""
+    """List jobs, with when each is due or has ended.
+
+    Waiting jobs: the next due first (on NATS, the first added). Ended jobs: newest first. With
+    --meta: in the order of the store.
+    """
+    wanted = Filter(
+        states=[State(state)] if state else (),
+        queue=queue,
+        task=task,
+        meta=meta,
+        since_ms=since_ms("--since", since),
+    )
     list_jobs(
         where,
         as_json,
-        query(State(state) if state else None, queue, task),
+        wanted,
         cursor=cursor,
         limit=limit,
         show=show_jobs,
-        none="no such jobs" if state or queue or task else "no jobs",
+        none="no matching jobs" if state or wanted.narrow else "no jobs",
     )
 
 
 @jobs.command()
-@argument("id", metavar="ID", about="The job's id.")
+@argument("id", metavar="ID", about="The job's id, or its first characters.")
 @common
 def show(id: str, where: Where, as_json: bool) -> None:
-    """Show all about one job. Its arguments, its error or result, and how each run went."""
+    """Show everything about one job. Prints its arguments, its error or result, and its runs."""
 
     async def look(client: Client) -> tuple[Job, int]:
-        return await client.get(id), client.clock.now_ms()
+        return await client.get(await whole_id(client, id)), client.clock.now_ms()
 
     job, now_ms = ask(where, look)
     if as_json:
@@ -68,43 +84,219 @@ def show(id: str, where: Where, as_json: bool) -> None:
         show_job(job, now_ms)
 
 
+# --- Add
+
+
+@jobs.command()
+@argument("task", metavar="TASK", about="The task's name; tickwheel tasks lists them.")
+@argument(
+    "arguments",
+    metavar="[JSON]",
+    about="Its arguments by name, as in '{\"order_id\": 42}'. Default: none.",
+    default="{}",
+)
+@click.option("--delay", metavar="DURATION", help="When it is due, from now: 10m. Default: now.")
+@click.option("--at", metavar="TIME", help="When it is due, as an ISO time.")
+@click.option("--queue", metavar="NAME", help="Its queue. Default: the task's.")
+@click.option(
+    "--priority",
+    type=click.Choice([each.name.lower() for each in Priority]),
+    help="Its priority. Default: the task's.",
+)
+@click.option(
+    "--id", metavar="ID", help="Its id; adds nothing if a job has it. Default: a new one."
+)
+@of_app
+def add(
+    task: str,
+    arguments: str,
+    delay: str | None,
+    at: str | None,
+    app: str | None,
+    as_json: bool,
+    **more: Any,
+) -> int:
+    """Add a job, and print its id. Needs the app, which checks the arguments.
+
+    Exits with 4 if the id is taken.
+    """
+    from tickwheel.duration import moment
+    from tickwheel.task import Task
+
+    if delay is not None and at is not None:
+        raise BadTime("use --delay or --at, not both")
+    its_app = named_app(app)
+    due = None if at is None else moment(time_ms("--at", at, None))
+    call: Any = Task(its_app._access, its_app.tasks.get(task)).using(delay=delay, at=due, **more)
+    given = _object(arguments)
+    _check(task, lambda: call.job(**given))  # before a store is created
+    refuse_memory(its_app.url)
+    handle = ask_app(its_app, lambda _: call.enqueue(**given))
+    if as_json:
+        emit_json({"id": handle.id, "added": handle.added})
+    else:
+        click.echo(handle.id)
+    if not handle.added:
+        say("nothing was added: a job with this id exists")
+    return OK if handle.added else CONFLICT
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadArguments(f"the arguments are not JSON: {error}") from None
+    except RecursionError:
+        raise BadArguments("the arguments are nested too deeply") from None
+    if not isinstance(value, dict):
+        shown = text if len(text) <= 100 else f"{text[:100]}…"
+        raise BadArguments(f"the arguments must be a JSON object, by name, not {shown}")
+    return value
+
+
+def _check(task: str, call: Callable[[], object]) -> None:
+    """Refuse arguments that the task doesn't take."""
+    try:
+        call()
+    except UsageError:
+        raise
+    except RecursionError:
+        raise BadArguments("the arguments are nested too deeply") from None
+    except TypeError as error:
+        raise BadArguments(f"{task}(): {error}") from None
+
+
+# --- Cancel, rerun, delete
+
+
+def _choosing(states: Sequence[State], default: str) -> Callable[[Any], Any]:
+    """Which jobs to act on: some by id, or all that match."""
+    return stacked(
+        argument(
+            "ids",
+            metavar="[ID]...",
+            about="Ids, or their first characters; or use the options below.",
+            nargs=-1,
+        ),
+        click.option(
+            "--state",
+            type=click.Choice([str(each) for each in states]),
+            help=f"All jobs in this state. {default}",
+        ),
+        narrowing,
+        click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation."),
+    )
+
+
 _CANCELLED = {
-    Cancelled.CANCELLED: ("cancelled", "cancelled: it will not run", OK),
-    Cancelled.ASKED: ("asked", "asked: a worker has it and is told to stop it", OK),
-    Cancelled.TOO_LATE: ("too_late", "too late: it had ended", CONFLICT),
-    Cancelled.UNKNOWN: ("unknown", "unknown: no job has this id", NOT_FOUND),
+    CancelOutcome.CANCELLED: ("cancelled", "cancelled: it will not run", OK),
+    CancelOutcome.REQUESTED: ("requested", "requested: its worker is told to stop it", OK),
+    CancelOutcome.TOO_LATE: ("too_late", "too late: it has already ended", CONFLICT),
+    CancelOutcome.UNKNOWN: ("unknown", "unknown: no job has this id", NOT_FOUND),
 }
 
 
 @jobs.command()
-@_ids
+@_choosing(UNENDED, "Default: both.")
 @common
-def cancel(ids: tuple[str, ...], where: Where, as_json: bool) -> int:
-    """Cancel jobs, and say of each what that achieved. Exit code 4 where one had ended."""
-    once = list(dict.fromkeys(ids))
-    outcomes = ask(where, lambda client: client.cancel(once))
-    answers = [Answer(id, *_CANCELLED[each]) for id, each in zip(once, outcomes, strict=True)]
-    return report(answers, as_json)
+def cancel(where: Where, as_json: bool, **chosen: Any) -> int:
+    """Cancel jobs by id, or all that match the options. Prints the outcome for each id.
+
+    Exits with 4 if one has already ended.
+    """
+
+    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+        outcomes = await client.cancel(ids)
+        return [JobAnswer(id, *_CANCELLED[each]) for id, each in zip(ids, outcomes, strict=True)]
+
+    action = Action(verb="cancel", past="cancelled", act=act)
+    return _take(action, UNENDED, where, as_json, **chosen)
 
 
 @jobs.command()
-@_ids
+@_choosing(ENDED, "Needed without ids.")
 @common
-def rerun(ids: tuple[str, ...], where: Where, as_json: bool) -> int:
-    """Run ended jobs again, now, with all their retries. Exit code 4 where one has not ended."""
-    once = list(dict.fromkeys(ids))
+def rerun(where: Where, as_json: bool, **chosen: Any) -> int:
+    """Run ended jobs again now, by id, or all that match the options.
 
-    async def step(client: Client) -> list[Answer]:
-        put_back = await client.rerun(once)
-        found = await client.store.get(once)
-        return [_rerun(*each) for each in zip(once, put_back, found, strict=True)]
+    They get all their retries again. Exits with 4 if one has not ended.
+    """
 
-    return report(ask(where, step), as_json)
+    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+        return await _ended(client, ids, await client.rerun(ids), "rerun", "rerun: it is due now")
+
+    action = Action(verb="rerun", past="rerun", act=act)
+    return _take(action, (), where, as_json, **chosen)
 
 
-def _rerun(id: str, put_back: bool, job: Job | None) -> Answer:
-    if put_back:
-        return Answer(id, "rerun", "rerun: it is due now")
-    if job is None:
-        return Answer.unknown(id)
-    return Answer(id, "not_ended", f"not ended: it is {job.state}", CONFLICT)
+@jobs.command()
+@_choosing(ENDED, "Needed without ids.")
+@common
+def delete(where: Where, as_json: bool, **chosen: Any) -> int:
+    """Delete ended jobs permanently, by id, or all that match.
+
+    Exits with 4 if one has not ended.
+    """
+
+    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+        return await _ended(client, ids, await client.delete(ids), "deleted", "deleted")
+
+    action = Action(verb="delete", past="deleted", act=act)
+    return _take(action, (), where, as_json, **chosen)
+
+
+async def _ended(
+    client: Client, ids: Sequence[str], changed: Sequence[bool], outcome: str, words: str
+) -> list[JobAnswer]:
+    found = await client.store.get(ids)
+    answers = []
+    for id, done, job in zip(ids, changed, found, strict=True):
+        if done:
+            answers.append(JobAnswer(id, outcome, words))
+        elif job is None:
+            answers.append(JobAnswer.unknown(id))
+        else:
+            words_now = f"not ended: it is {job.state}"
+            answers.append(JobAnswer(id, "not_ended", words_now, CONFLICT))
+    return answers
+
+
+def _take(
+    action: Action,
+    default: Sequence[State],
+    where: Where,
+    as_json: bool,
+    *,
+    ids: tuple[str, ...],
+    state: str | None,
+    queue: str | None,
+    task: str | None,
+    meta: tuple[str, str] | None,
+    since: str | None,
+    yes: bool,
+) -> int:
+    """Act by ids or by filter; refuses to guess which was meant."""
+    states = [State(state)] if state else default
+    wanted = Filter(
+        states=states,
+        queue=queue,
+        task=task,
+        meta=meta,
+        since_ms=since_ms("--since", since),
+    )
+    filtered = state is not None or wanted.narrow
+    if ids and (filtered or yes):
+        raise BadConfig(
+            "give ids, or --state, --queue, --task, --meta, --since and --yes, not both"
+        )
+    if ids:
+        return act_on_ids(action, ids, where, as_json)
+    if not filtered:
+        raise BadConfig(
+            f"which jobs? Use tickwheel jobs {action.verb} ID..., or --state, --queue, --task, "
+            "--meta or --since"
+        )
+    if not states:
+        choices = ", ".join(each for each in ENDED)
+        raise BadConfig(f"in which state? Add --state: {choices}")
+    return act_on_matching(action, wanted, where, as_json, yes=yes)

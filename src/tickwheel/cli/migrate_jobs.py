@@ -13,33 +13,35 @@ from tickwheel.cli.output import FAILURE, OK, confirmed, emit_json, say, show_fi
 from tickwheel.errors import BadConfig
 
 if TYPE_CHECKING:
-    from tickwheel.transfer import Moved, Plan, Transfer
+    from tickwheel.operate.transfer import Moved, Transfer, TransferPlan
 
 
 @click.command("migrate-jobs", cls=Verb)
-@argument("source", metavar="FROM", about="The store that the jobs are in, as a URL.")
-@argument("target", metavar="TO", about="The store that they are to go to, as a URL.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be moved.")
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@argument("source", metavar="FROM", about="The URL of the store to move jobs from.")
+@argument("target", metavar="TO", about="The URL of the store to move them to.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
 @as_output
 def migrate_jobs(source: str, target: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Move waiting jobs and schedules from one store to another.
 
-    Workers may go on with both; the queues of FROM are paused meanwhile. Jobs that run stay and end
-    where they are. A move that breaks off is finished by the same command. Point the programs that
-    add jobs at TO first.
+    Workers may keep running on both stores; the queues of FROM are paused during the move. Running
+    jobs stay and end in FROM. If a move is interrupted, run the same command again to finish it.
+    Point the programs that add jobs at TO first.
     """
     import asyncio
 
     if source == target:
         raise BadConfig("FROM and TO are the same store")
+    if target.lower().startswith("memory:"):
+        raise BadConfig("TO is memory://, which ends with this command: its jobs would be lost")
     return asyncio.run(_migrate(source, target, dry_run, yes, as_json))
 
 
 async def _migrate(source: str, target: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     from tickwheel.app import App
-    from tickwheel.cli.loading import must_be_there, open_app
-    from tickwheel.transfer import Transfer
+    from tickwheel.cli.load_app import must_be_there, open_app
+    from tickwheel.operate.transfer import Transfer
 
     must_be_there(source)
     old, new = App(source), App(target)
@@ -63,14 +65,16 @@ async def _migrate(source: str, target: str, dry_run: bool, yes: bool, as_json: 
     return OK
 
 
-def _agreed(plan: Plan) -> bool:
+def _agreed(plan: TransferPlan) -> bool:
     if not sys.stdin.isatty():
-        raise BadConfig("migrate-jobs needs --yes where nobody can be asked")
-    return confirmed(f"move {plan.waiting:,} jobs and {len(plan.schedules):,} schedules?")
+        raise BadConfig("migrate-jobs needs --yes when stdin is not a terminal")
+    return confirmed(
+        f"move {_count(plan.waiting, 'job')} and {_count(len(plan.schedules), 'schedule')}?"
+    )
 
 
-async def _run(transfer: Transfer, plan: Plan) -> Moved:
-    """Move, with a bar on the terminal; it may grow, because jobs may still come in."""
+async def _run(transfer: Transfer, plan: TransferPlan) -> Moved:
+    """Move with a progress bar, whose total may grow because jobs may still be added."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -83,16 +87,19 @@ async def _run(transfer: Transfer, plan: Plan) -> Moved:
     return transfer.moved
 
 
-def _show_plan(plan: Plan, as_json: bool) -> None:
+def _show_plan(plan: TransferPlan, as_json: bool) -> None:
     if as_json:
         emit_json(msgspec.to_builtins(plan))
         return
     show_fields(
         [
-            ("to move", f"{plan.waiting:,} jobs that wait, {len(plan.schedules):,} schedules"),
-            ("to finish", f"{plan.unfinished:,} jobs of a move that broke off"),
-            ("to stay", f"{plan.running:,} jobs that run"),
-            ("replaced", ", ".join(plan.replaced) or "no schedules"),
+            (
+                "to move",
+                f"{_count(plan.waiting, 'waiting job')}, {_count(len(plan.schedules), 'schedule')}",
+            ),
+            ("to finish", f"{_count(plan.unfinished, 'job')} of an interrupted move"),
+            ("to stay", _count(plan.running, "running job")),
+            ("to replace", ", ".join(plan.replaced) or "no schedules"),
             ("unreadable", ", ".join(plan.unreadable) or "no schedules"),
         ]
     )
@@ -102,8 +109,13 @@ def _show_moved(moved: Moved, as_json: bool) -> None:
     if as_json:
         emit_json(msgspec.to_builtins(moved))
         return
-    click.echo(f"moved: {moved.jobs:,} jobs, {moved.schedules:,} schedules")
+    click.echo(f"moved: {_count(moved.jobs, 'job')}, {_count(moved.schedules, 'schedule')}")
     if moved.known:
-        say(f"{moved.known:,} ids were there already: those jobs are left as they are there")
+        say(f"already in TO, and unchanged there: {_count(moved.known, 'job')}")
     if moved.unreadable:
-        say(f"{moved.unreadable:,} schedules can't be read by this release: they stay in FROM")
+        unreadable = _count(moved.unreadable, "schedule")
+        say(f"left in FROM, because this release can't read them: {unreadable}")
+
+
+def _count(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -1,4 +1,4 @@
-"""`tickwheel nats`: NATS servers to try things on, and a configuration for real ones."""
+"""`tickwheel nats`: run NATS servers for development, print a configuration for production."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from tickwheel.errors import BadConfig, StoreUnavailable
 if TYPE_CHECKING:
     import asyncio
 
-    from tickwheel.stores.nats.server import Cluster, Server
+    from tickwheel.stores.nats.servers.cluster import Cluster
+    from tickwheel.stores.nats.servers.process import Server
 
 nats = Group(
     "nats",
-    help="Run NATS servers on this machine; configure real ones.",
+    help="Run NATS servers here; print a production configuration.",
     no_args_is_help=False,
 )
 
-# How long a node of a cluster that was killed stays away, so that one can watch the others.
+# How long a killed node of a cluster stays down, so that you can watch the others take over.
 AWAY_S = 10.0
-# Copies of each job in a cluster: with three, one may be lost.
+# Copies of each job in a cluster: with three, one server may be lost.
 REPLICAS = 3
 
 _folder = click.option(
@@ -36,13 +37,13 @@ _folder = click.option(
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("tickwheel-nats"),
-    help="Where jobs are kept; made if it is missing.",
+    help="Where jobs are stored; created if missing.",
 )
 _durability = click.option(
     "--durability",
     type=click.Choice(["strict", "fast"]),
     default="strict",
-    help="fast loses up to a second of jobs when the power fails.",
+    help="fast can lose up to a second of jobs on power loss.",
 )
 
 
@@ -55,14 +56,14 @@ _durability = click.option(
     "--port",
     metavar="N",
     type=click.IntRange(1, 65535),
-    help="Default: the one it had last, or any free one.",
+    help="Default: the last port used, or any free port.",
 )
 @_durability
 @as_output
 def up(folder: Path, port: int | None, durability: str, as_json: bool) -> None:
     """Run a server on this machine until Ctrl-C.
 
-    It prints what other programs here need to use it, all at the same time.
+    Prints the setting that programs on this machine need to use it. Any number of them can.
     """
     import asyncio
 
@@ -70,12 +71,12 @@ def up(folder: Path, port: int | None, durability: str, as_json: bool) -> None:
 
 
 async def _up(folder: Path, port: int | None, durability: str, as_json: bool) -> None:
-    from tickwheel.clock import first_of
-    from tickwheel.stores.nats.conf import ANY_PORT
-    from tickwheel.stores.nats.server import start
+    from tickwheel.concurrency import first_of
+    from tickwheel.stores.nats.servers.conf import ANY_PORT
+    from tickwheel.stores.nats.servers.process import start_server
 
-    server = await start(folder, durability=durability, port=port or ANY_PORT, secure=True)
-    asked = _asked_to_stop()
+    server = await start_server(folder, durability=durability, port=port or ANY_PORT, secure=True)
+    stopping = _stop_signal()
     try:
         if as_json:
             emit_json({**_document(server), "durability": durability})
@@ -89,9 +90,11 @@ async def _up(folder: Path, port: int | None, durability: str, as_json: bool) ->
                 stderr=True,
             )
             _show_url(f"{server.url}?durability={durability}")
-        await first_of(asked.wait(), server.ended())
-        if not asked.is_set():
-            raise StoreUnavailable(f"the server ended by itself; it said: {server.last_words()}")
+        await first_of(stopping.wait(), server.ended())
+        if not stopping.is_set():
+            raise StoreUnavailable(
+                f"the server exited unexpectedly; its last log line: {server.last_words()}"
+            )
     finally:
         await server.stop()
     say("stopped")
@@ -106,9 +109,10 @@ async def _up(folder: Path, port: int | None, durability: str, as_json: bool) ->
 @_durability
 @as_output
 def cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> None:
-    """Run several servers, to try a fail-over.
+    """Run a cluster on this machine, to try a failover.
 
-    They replicate to one another, until Ctrl-C. A node that is killed is back after a while.
+    The servers replicate to each other, and run until Ctrl-C. A killed node is restarted after a
+    while.
     """
     import asyncio
 
@@ -116,10 +120,10 @@ def cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> None:
 
 
 async def _cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> None:
-    from tickwheel.stores.nats.server import cluster
+    from tickwheel.stores.nats.servers.cluster import start_cluster
 
-    made = await cluster(folder, nodes, durability=durability, secure=True)
-    asked = _asked_to_stop()
+    made = await start_cluster(folder, nodes, durability=durability, secure=True)
+    stopping = _stop_signal()
     try:
         if as_json:
             documents = [_document(node) for node in made.nodes]
@@ -128,7 +132,7 @@ async def _cluster(folder: Path, nodes: int, durability: str, as_json: bool) -> 
             )
         else:
             _show_cluster(made, await made.leader(), durability)
-        await _keep_alive(made, asked)
+        await _keep_alive(made, stopping)
     finally:
         await made.stop()
     say("stopped")
@@ -144,31 +148,31 @@ def _show_cluster(made: Cluster, leader: Server | None, durability: str) -> None
     )
     _show_url(_store_url(made, durability))
     if leader is not None:
-        say(f"to try a fail-over: kill -9 {leader.pid}  (it is back after {AWAY_S:g} s)")
+        say(f"to try a failover: kill -9 {leader.pid}  (it is restarted after {AWAY_S:g} s)")
 
 
 def _store_url(made: Cluster, durability: str) -> str:
-    """As the store takes it: with as many copies of each job as are of use here."""
+    """The store's URL, with as many copies of each job as make sense here."""
     return f"{made.url}?durability={durability}&replicas={min(len(made.nodes), REPLICAS)}"
 
 
-async def _keep_alive(made: Cluster, asked: asyncio.Event) -> None:
-    """Start nodes again a while after they were killed, until told to stop."""
-    from tickwheel.clock import first_of
+async def _keep_alive(made: Cluster, stopping: asyncio.Event) -> None:
+    """Restart nodes a while after they were killed, until told to stop."""
+    from tickwheel.concurrency import first_of
 
-    while not asked.is_set():
-        await first_of(asked.wait(), *(node.ended() for node in made.nodes))
+    while not stopping.is_set():
+        await first_of(stopping.wait(), *(node.ended() for node in made.nodes))
         for node in made.nodes:
-            if not node.alive and not asked.is_set():
-                say(f"{node.name} is gone; it is started again in {AWAY_S:g} s")
-        await first_of(asked.wait(), timeout_s=AWAY_S)
+            if not node.alive and not stopping.is_set():
+                say(f"{node.name} is down; restarting it in {AWAY_S:g} s")
+        await first_of(stopping.wait(), timeout_s=AWAY_S)
         for node in made.nodes:
-            if not node.alive and not asked.is_set():
+            if not node.alive and not stopping.is_set():
                 await node.start()
-                say(f"{node.name} is back: pid {node.pid}")
+                say(f"{node.name} is back, pid {node.pid}")
 
 
-# --- What both of them print and wait for
+# --- Shared by both
 
 
 def _document(server: Server) -> dict[str, Any]:
@@ -181,17 +185,17 @@ def _document(server: Server) -> dict[str, Any]:
 
 
 def _show_url(url: str) -> None:
-    """The one line on stdout: to be pasted into the shell of the next program."""
+    """The one line on stdout, to be pasted into the shell of the next program."""
     click.echo(f"export TICKWHEEL_STORE={shlex.quote(url)}")
 
 
-def _asked_to_stop() -> asyncio.Event:
+def _stop_signal() -> asyncio.Event:
     import asyncio
 
-    asked = asyncio.Event()
+    stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    return asked
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping
 
 
 # --- A configuration
@@ -202,7 +206,7 @@ def _asked_to_stop() -> asyncio.Event:
     "--hosts",
     metavar="A,B,C",
     default="nats-1,nats-2,nats-3",
-    help="The machines of the cluster; one alone is a server without replicas.",
+    help="The hosts of the cluster; with one host there are no replicas.",
 )
 @click.option("--name", metavar="NAME", help="The server's name. Default: the first host.")
 @click.option("--namespace", metavar="NAME", default="default", help="As in the store's URL.")
@@ -214,7 +218,7 @@ def _asked_to_stop() -> asyncio.Event:
     default="/etc/nats/tls",
     help="The folder of server.crt, server.key and ca.crt.",
 )
-@click.option("--no-tls", is_flag=True, help="For private networks: nothing is encrypted.")
+@click.option("--no-tls", is_flag=True, help="Don't encrypt; for private networks only.")
 def conf(
     hosts: str,
     name: str | None,
@@ -224,12 +228,12 @@ def conf(
     tls: str,
     no_tls: bool,
 ) -> None:
-    """Print a configuration for production.
+    """Print a server configuration for production.
 
-    It has comments, users by role, TLS, limits and a cluster. Print it once for each server, with
+    It has comments, users by role, TLS, limits and a cluster. Run this once for each server, with
     its --name.
     """
-    from tickwheel.stores.nats.production import production_text, variables
+    from tickwheel.stores.nats.servers.production import production_text, variables
 
     machines = tuple(_host(part.strip()) for part in hosts.split(","))
     click.echo(
@@ -244,25 +248,25 @@ def conf(
         nl=False,
     )
     if len(machines) % 2 == 0:
-        say(f"note: {len(machines)} servers survive no more losses than {len(machines) - 1}")
+        say(f"note: {len(machines)} servers tolerate no more failures than {len(machines) - 1}")
     say(f"set in the server's environment: {' '.join(variables())}")
 
 
 def _host(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", text):
         raise BadConfig(
-            f"{text!r} can't be a server's name or host: write it as nats-1.example.com"
+            f"{text!r} is not a valid server name or host; write it like nats-1.example.com"
         )
     return text
 
 
 def _namespace(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):
-        raise BadConfig(f"--namespace {text!r}: letters, digits, - and _, 64 at most")
+        raise BadConfig(f"--namespace {text!r}: use letters, digits, - and _, at most 64")
     return text
 
 
 def _path(text: str) -> str:
     if not text.isprintable() or '"' in text or "\\" in text:
-        raise BadConfig(f"--tls {text!r}: a path without quotes and backslashes, please")
+        raise BadConfig(f"--tls {text!r}: the path must not contain quotes or backslashes")
     return text

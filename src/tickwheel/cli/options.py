@@ -1,6 +1,6 @@
-"""What commands are made of: options that many share, arguments with help, nouns with verbs.
+"""Building blocks for commands: shared options, arguments with help, nouns with verbs.
 
-Written for every click from 8.1 on: where its versions differ, the words are ours.
+Works with click 8.1 and later; where its versions differ, the texts are ours.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Argument(click.Argument):
-    """An argument that says what it is: click has help for options alone before 8.5."""
+    """An argument with help: before 8.5 click has help for options only."""
 
     def __init__(self, names: list[str], *, metavar: str, about: str, **settings: Any) -> None:
         super().__init__(names, metavar=metavar, **settings)
-        # The usage line says how many there may be, as `[ID]...`; elsewhere it is `ID`.
+        # The usage line shows how many there may be, as `[ID]...`; elsewhere it is `ID`.
         self.title = metavar.strip("[].")
         self.about = about
 
@@ -47,7 +47,7 @@ class Verb(click.Command):
 
 
 class Group(click.Group):
-    """Commands in the order in which they were written; a slip is answered with a guess."""
+    """Lists commands in the order of definition, and suggests one after a typo."""
 
     command_class = Verb
 
@@ -67,10 +67,10 @@ class Group(click.Group):
 
 
 class Noun(Group):
-    """Commands about one kind of thing; the noun alone lists: `tickwheel queues -o json`."""
+    """Commands on one kind of thing; the noun alone lists: `tickwheel queues -o json`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Not while a shell asks for completions: it wants to see the verbs.
+        # Not during shell completion, which needs the verbs.
         listing = not args or (args[0].startswith("-") and args[0] not in HELP)
         if listing and not ctx.resilient_parsing:
             args = ["list", *args]
@@ -83,7 +83,7 @@ class Noun(Group):
 class _Count(click.IntRange):
     """A number of things: at least one."""
 
-    # In "'x' is not a valid integer", where click would say "integer range".
+    # For "'x' is not a valid integer"; click would say "integer range".
     name = "integer"
 
 
@@ -91,10 +91,10 @@ COUNT = _Count(min=1)
 
 
 def argument(name: str, *, metavar: str, about: str, **settings: Any) -> Callable[[F], F]:
-    """As click.argument, with help; can decorate many commands."""
+    """Like click.argument, with help; can decorate many commands."""
 
     def add(command: F) -> F:
-        # Made anew each time: the first 8.1 forgets `cls` once it was used.
+        # Created each time: the first 8.1 forgets `cls` after its first use.
         make = click.argument(name, cls=_Argument, metavar=metavar, about=about, **settings)
         return make(command)
 
@@ -103,7 +103,7 @@ def argument(name: str, *, metavar: str, about: str, **settings: Any) -> Callabl
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which store was meant: by its URL, by its app, or the default where both are None."""
+    """Which store to use: by its URL, by its app, or the default if both are None."""
 
     store: str | None
     app: str | None
@@ -128,12 +128,25 @@ def _joined(command: F) -> Callable[..., Any]:
     return joined
 
 
+def filled(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """A callback for options: an empty value is a mistake, such as a variable that is not set."""
+    if value == "":
+        raise click.BadParameter("it is empty; leave the option out for the default", context)
+    return value
+
+
 _store = click.option(
     "--store",
     metavar="URL",
-    help="The store, as a URL. Default: see tickwheel config.",
+    callback=filled,
+    help="The store's URL. Default: see tickwheel config.",
 )
-_app = click.option("--app", metavar="MODULE:APP", help="The app whose store it is, as shop:app.")
+_app = click.option(
+    "--app",
+    metavar="MODULE:APP",
+    callback=filled,
+    help="Use this app's store, as in shop:app.",
+)
 as_output = click.option(
     "--output",
     "-o",
@@ -141,25 +154,62 @@ as_output = click.option(
     type=click.Choice(["table", "json"]),
     default="table",
     callback=lambda _context, _option, value: value == "json",
-    help="How to print: for people or for programs.",
+    help="Output format.",
+)
+
+
+# `app` and `as_json`, for commands that need an app.
+of_app = stacked(
+    click.option(
+        "--app",
+        metavar="MODULE:APP",
+        callback=filled,
+        help="The app, as in shop:app. Default: the setting `app`.",
+    ),
+    as_output,
 )
 
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every command but `worker` has: gives it `where: Where` and `as_json: bool`."""
+    """The options of every command but `worker`: passes `where: Where` and `as_json: bool`."""
     return stacked(_store, _app, as_output)(_joined(command))
 
 
-# `queue` and `task`, each None unless given.
+def _one_pair(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, str] | None:
+    """The one NAME=VALUE, if any."""
+    if not given:
+        return None
+    if len(given) > 1:
+        raise click.BadParameter("give it once: jobs are found by one NAME=VALUE", context)
+    name, equals, value = given[0].partition("=")
+    if not equals:
+        raise click.BadParameter(f"{given[0]!r} must be NAME=VALUE, as customer=42", context)
+    from tickwheel.checks import checked_meta
+
+    checked_meta({name: value})
+    return name, value
+
+
+# `queue`, `task`, `meta` and `since`, each None unless given.
 narrowing = stacked(
-    click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
+    click.option("--queue", metavar="NAME", help="Only jobs in this queue."),
     click.option("--task", metavar="NAME", help="Only jobs of this task."),
+    click.option(
+        "--meta",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_one_pair,
+        help="Only jobs with this in their meta.",
+    ),
+    click.option(
+        "--since", metavar="TIME", help="Only jobs added or ended since: 1h, or an ISO time."
+    ),
 )
 
 # `limit` and `cursor`.
 paging = stacked(
-    click.option(
-        "--limit", metavar="N", type=COUNT, default=50, help="Print at most so many jobs."
-    ),
-    click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended."),
+    click.option("--limit", metavar="N", type=COUNT, default=50, help="Print at most N jobs."),
+    click.option("--cursor", metavar="CURSOR", help="Continue after the previous page."),
 )

@@ -1,4 +1,4 @@
-"""`tickwheel outbox`: hand jobs over from an app's outbox to its store, until told to stop."""
+"""`tickwheel outbox`: move jobs from an app's outbox to its store until told to stop."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 @argument(
     "app", metavar="[MODULE:APP]", about="The app. Default: the setting `app`.", required=False
 )
-@click.option("--once", is_flag=True, help="Hand over what is there, and exit.")
+@click.option("--once", is_flag=True, help="Move the jobs that are there now, and exit.")
 def outbox(app: str | None, once: bool) -> int:
-    """Hand jobs over from an app's outbox to its store.
+    """Move jobs from an app's outbox to its store.
 
-    Workers of the app do it too. Makes the outbox's table where it is missing. Rows that hold no
-    job, or one that the store refuses for good, are set aside: they stay, with the reason.
+    The app's workers do this too. Creates the outbox table if it is missing. Rows that hold no job,
+    or a job that the store will never accept, are set aside: they stay in the table, with the
+    reason.
     """
     import asyncio
 
-    from tickwheel.cli.loading import load_app
-    from tickwheel.cli.serving import set_up_logs
-    from tickwheel.cli.worker import work_of
+    from tickwheel.cli.load_app import load_app
+    from tickwheel.cli.logs import set_up_logs
+    from tickwheel.cli.work import work_of
 
     work = work_of(load({"app": app}))
     found = load_app(work.target)
-    set_up_logs(work.settings.log_level)
+    set_up_logs(work.settings)
     asyncio.run(_relay(found, once))
     return OK
 
@@ -44,23 +45,24 @@ def outbox(app: str | None, once: bool) -> int:
 async def _relay(app: App, once: bool) -> None:
     import asyncio
 
-    from tickwheel.cli.loading import open_app, store_name
-    from tickwheel.clock import first_of
-    from tickwheel.supervisor import on_signals
+    from tickwheel.cli.load_app import open_app, store_name
+    from tickwheel.concurrency import first_of
+    from tickwheel.operate.supervisor import on_signals
 
     if app.outbox is None:
-        raise BadConfig("this app has no outbox: App(…, outbox='postgresql://…')")
+        raise BadConfig("this app has no outbox; give it one: App(…, outbox='postgresql://…')")
     await open_app(app)
     client = await app.client()
     stopping = asyncio.Event()
     try:
         if once:
-            say(f"handed over: {await app.outbox.empty(client.store):,} jobs")
+            moved = await app.outbox.empty(client.store)
+            say(f"moved to the store: {moved:,} job{'' if moved == 1 else 's'}")
             await _tell_aside(app.outbox)
             return
         show_fields([("from", str(app.outbox)), ("to", store_name(app))], stderr=True)
         with on_signals(lambda _: stopping.set()):
-            # Where the database is away, the relay says so and keeps trying.
+            # If the database is unreachable, the relay logs that and retries.
             with contextlib.suppress(StoreUnavailable):
                 await _tell_aside(app.outbox)
             relay = app.outbox.relay(client.store, client.clock, lambda: not stopping.is_set())
@@ -73,7 +75,8 @@ async def _tell_aside(outbox: Outbox) -> None:
     from tickwheel.outbox import TABLE
 
     if aside := await outbox.aside():
+        rows = f"{aside:,} row" if aside == 1 else f"{aside:,} rows"
         say(
-            f"set aside: {aside:,} rows, see `select n, refused, job from {TABLE} where refused is "
-            f"not null`; `update {TABLE} set refused = null where n = …` has a row tried again"
+            f"set aside: {rows}, see `select n, refused, job from {TABLE} where refused is "
+            f"not null`; `update {TABLE} set refused = null where n = …` retries a row"
         )

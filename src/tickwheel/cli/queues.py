@@ -1,4 +1,4 @@
-"""`tickwheel queues`: how many jobs stand where, and holding queues back."""
+"""`tickwheel queues`: list, pause and resume queues."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from tickwheel.cli.loading import ask
+from tickwheel.cli.load_app import ask
 from tickwheel.cli.options import Noun, Where, argument, common
-from tickwheel.cli.output import Column, emit_json, say, show_table
+from tickwheel.cli.output import Column, emit_json, iso, say, show_table
+from tickwheel.duration import moment
 from tickwheel.job import State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
+    from tickwheel.operate.unserved import UnservedTask
     from tickwheel.store import QueueInfo
 
-queues = Noun("queues", help="See how many jobs stand in each queue; pause and resume.")
+queues = Noun("queues", help="List queues with job counts; pause and resume them.")
 
 _name = argument("name", metavar="QUEUE", about="The queue's name.")
 
@@ -25,13 +27,30 @@ _name = argument("name", metavar="QUEUE", about="The queue's name.")
 @common
 def list_(where: Where, as_json: bool) -> None:
     """List queues with the number of jobs in each state. `tickwheel queues` does the same."""
-    found = ask(where, lambda client: client.queues())
+    from tickwheel.operate.unserved import unserved_tasks
+
+    async def look(client: Client) -> tuple[list[QueueInfo], list[UnservedTask], int]:
+        unknown = unserved_tasks(await client.parked(), await client.workers())
+        return await client.queues(), unknown, client.clock.now_ms()
+
+    found, unknown, now_ms = ask(where, look)
     if as_json:
-        emit_json({"queues": [msgspec.structs.asdict(queue) for queue in found]})
+        emit_json({"queues": [_document(queue, unknown) for queue in found]})
     elif found:
         _show(found)
+        for task in unknown:
+            say(f"warning: {task.words(now_ms)}")
     else:
-        say("no queues: no job was added yet")
+        say("no queues: no job has been added yet")
+
+
+def _document(queue: QueueInfo, unknown: list[UnservedTask]) -> dict[str, object]:
+    tasks = [
+        {"task": each.task, "since": iso(moment(each.since_ms))}
+        for each in unknown
+        if each.queue == queue.name
+    ]
+    return msgspec.structs.asdict(queue) | {"unserved_tasks": tasks}
 
 
 def _show(found: list[QueueInfo]) -> None:
@@ -61,25 +80,26 @@ def _count(queue: QueueInfo, state: State) -> tuple[str, str]:
 @_name
 @common
 def pause(name: str, where: Where, as_json: bool) -> None:
-    """Stop handing out a queue's jobs. Running ones go on, and jobs can still be added."""
+    """Pause a queue: no more of its jobs start. Running jobs continue, and jobs can still be
+    added."""
     before = _set(name, True, where, as_json)
     if before is None:
-        say(f"note: no job of {name} is in the store; check the name")
+        say(f"note: the store has no jobs in {name}; check the name")
 
 
 @queues.command()
 @_name
 @common
 def resume(name: str, where: Where, as_json: bool) -> None:
-    """Hand out a queue's jobs again."""
+    """Resume a queue: its jobs start again."""
     before = _set(name, False, where, as_json)
     if before is None or not before.paused:
         say(f"note: {name} was not paused")
 
 
 def _set(name: str, paused: bool, where: Where, as_json: bool) -> QueueInfo | None:
-    """Pause or resume a queue; answers with the queue as it was, None where there was none."""
-    from tickwheel.tasks import checked_name
+    """Pause or resume a queue; returns the queue as it was, or None if there was none."""
+    from tickwheel.checks import checked_name
 
     checked_name("queue", name)
 

@@ -1,12 +1,13 @@
-"""The tree of commands, and the one place where errors become a line and an exit code.
+"""The command tree, and the one place where errors become a line and an exit code.
 
-To add a command: write it in a module of its own, under the module's own name, and list it in
-COMMANDS. Root help and shell completion import all of these modules, so they leave apps, stores
-and asyncio to the functions that use them.
+To add a command, write it in a module of the same name and list it in COMMANDS. Root help and shell
+completion import all of these modules, so they import apps, stores and asyncio only inside the
+functions that use them.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -23,13 +24,17 @@ from tickwheel.cli.output import (
     STORE,
     USAGE,
     complain,
+    set_up_streams,
+    silence,
 )
-from tickwheel.errors import JobUnknown, StoreError, TickwheelError, UsageError
+from tickwheel.errors import StoreError, TickwheelError, UsageError
+from tickwheel.masking import scrubbed
 from tickwheel.version import __version__
 
 COMMANDS = (
     "dev",
     "worker",
+    "tasks",
     "jobs",
     "dead",
     "queues",
@@ -47,8 +52,12 @@ COMMANDS = (
 )
 
 
+# Why stdout may be of no use; click itself handles a pipe that nobody reads.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
 class _Tree(Group):
-    """Imports a command when it is asked for, so that none waits for the others."""
+    """Imports a command when it is used, so that no command waits for the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -74,31 +83,38 @@ class _Tree(Group):
 )
 @click.pass_context
 def tree(context: click.Context) -> None:
-    """Runs jobs at the time you asked for, and shows what became of them."""
+    """Run jobs at the time you choose, and see how they went."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code. What a user got wrong is one line on stderr."""
+    """Run one command and return its exit code. A user's mistake is one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
+    set_up_streams()
     code = _main(argv)
     return CHILD_USAGE if code == USAGE and "--parent" in argv else code
 
 
 def _main(argv: Sequence[str]) -> int:
     if (word := next((each for each in argv if not _is_text(each)), None)) is not None:
-        complain(f"{word!r} is not valid UTF-8; give ids, names and URLs in UTF-8")
+        complain(f"{scrubbed(word)!r} is not valid UTF-8; ids, names and URLs must be UTF-8")
         return USAGE
     try:
-        # Its own mode prints several lines and exits by itself; that is for us to decide.
+        # click's standalone mode prints several lines and exits; we handle errors ourselves.
         code = tree.main(argv, prog_name="tickwheel", standalone_mode=False)
     except click.ClickException as error:
-        complain(_words(error) + _where_help_is(error))
+        complain(scrubbed(_words(error)) + _where_help_is(error))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         complain("interrupted")
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        silence(sys.stdout)
+        complain(f"the output can't be written: {error.strerror}")
+        return FAILURE
     except (TickwheelError, ExceptionGroup) as raised:
         cause = _innermost(raised)
         if not isinstance(cause, TickwheelError):
@@ -109,7 +125,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _is_text(word: str) -> bool:
-    """Whether it was UTF-8: other bytes arrive here as lone surrogates, which no store can keep."""
+    """Whether it is UTF-8: other bytes arrive as lone surrogates, which no store can keep."""
     try:
         word.encode()
     except UnicodeEncodeError:
@@ -118,15 +134,16 @@ def _is_text(word: str) -> bool:
 
 
 def _code(error: TickwheelError) -> int:
+    # An unknown job, task or schedule.
+    if isinstance(error, LookupError):
+        return NOT_FOUND
     if isinstance(error, UsageError):
         return USAGE
-    if isinstance(error, JobUnknown):
-        return NOT_FOUND
     return STORE if isinstance(error, StoreError) else FAILURE
 
 
 def _innermost(error: Exception) -> Exception:
-    """What a group of one is about; task groups wrap whatever goes through them."""
+    """The only error inside nested groups; task groups wrap every error."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -135,7 +152,7 @@ def _innermost(error: Exception) -> Exception:
 def _words(error: click.ClickException) -> str:
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()
-    # Each version of click says this in other words.
+    # The wording differs between versions of click.
     words = f"No such option: {error.option_name}"
     close = ", ".join(sorted(error.possibilities or ()))
     return f"{words} (Possible options: {close})" if close else words

@@ -1,4 +1,4 @@
-"""`tickwheel schedules`: what ticks when, and holding schedules back."""
+"""`tickwheel schedules`: list, run, pause, resume and delete schedules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tickwheel.cli.loading import ask
+from tickwheel.cli.load_app import ask
 from tickwheel.cli.options import COUNT, Noun, Where, argument, common
 from tickwheel.cli.output import (
     NOT_FOUND,
@@ -21,15 +21,19 @@ from tickwheel.cli.output import (
     say,
     show_table,
 )
-from tickwheel.cli.simulate import now_ms, simulate, time_ms, wall, zone_of
+from tickwheel.cli.simulate import simulate, wall, zone_of
+from tickwheel.cli.times import now_ms, time_ms
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
-    from tickwheel.schedules import ScheduleInfo, Schedules
+    from tickwheel.schedules import ScheduleInfo, StoredSchedules
 
 T = TypeVar("T")
 
-schedules = Noun("schedules", help="See what ticks when; run, pause, resume, delete.")
+# The width of a date, which is not split.
+DATE = len("2026-01-31")
+
+schedules = Noun("schedules", help="List, run, pause, resume and delete schedules.")
 
 _name = argument("name", metavar="NAME", about="The schedule's name.")
 
@@ -61,23 +65,28 @@ def _show(found: list[ScheduleInfo], now_ms: int) -> None:
     zones = ["" if each.rule is None else zone_of(each.rule) for each in found]
     there = [_next(each, ZoneInfo(tz or "UTC")) for each, tz in zip(found, zones, strict=True)]
     here = [_next(each, None) for each in found]
-    # Where all schedules go by the clock of this place, one of the two times says it all.
+    # If all schedules use the local time zone, one column is enough.
     elsewhere = there != here
+    # A schedule in the code has the name of its task, unless told otherwise.
+    named = any(each.task != each.name for each in found if each.problem is None)
     show_table(
         [
             Column("NAME"),
-            Column("TASK"),
+            *([Column("TASK")] if named else []),
             Column("TICKS", whole=False),
             Column("ZONE"),
-            Column("NEXT THERE"),
-            *([Column("NEXT HERE")] if elsewhere else []),
+            Column("NEXT IN ZONE", whole=False, least=DATE),
+            *([Column("NEXT LOCAL", whole=False, least=DATE)] if elsewhere else []),
             Column("NEXT"),
         ],
         [
             (
                 each.name,
-                each.task,
-                each.explained if each.problem is None else ("can't be read", "red"),
+                *([each.task] if named else []),
+                # The zone has a column of its own.
+                each.explained.removesuffix(f" ({zones[i]})")
+                if each.problem is None
+                else ("can't be read", "red"),
                 zones[i],
                 ("paused", "yellow") if each.paused else there[i],
                 *(["" if each.paused else here[i]] if elsewhere else []),
@@ -126,6 +135,7 @@ def _document(schedule: ScheduleInfo) -> dict[str, Any]:
         "misfire": rule.misfire.value,
         "overlap": rule.overlap.value,
         "from_code": rule.from_code,
+        "app": rule.app,
         "last_job": schedule.last_id,
         "problem": None,
     }
@@ -133,18 +143,22 @@ def _document(schedule: ScheduleInfo) -> dict[str, Any]:
 
 @schedules.command("next")
 @argument("expression", metavar="EXPR", about="A cron expression, in quotes.")
-@click.option("--tz", metavar="ZONE", help="The time zone, as Europe/Paris. Default: UTC.")
-@click.option("--count", metavar="N", type=COUNT, default=10, help="How many ticks.")
-@click.option("--from", "start", metavar="TIME", help="After this ISO time. Default: now.")
+@click.option("--tz", metavar="ZONE", help="The time zone, as in Europe/Paris. Default: UTC.")
+@click.option("--count", metavar="N", type=COUNT, default=10, help="How many ticks to print.")
+@click.option("--from", "start", metavar="TIME", help="Start after this ISO time. Default: now.")
 @click.option(
-    "--output", "-o", type=click.Choice(["table", "json"]), default="table", help="How to print."
+    "--output",
+    "-o",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="Output format.",
 )
 def next_(expression: str, tz: str | None, count: int, start: str | None, output: str) -> None:
-    """Print the next ticks of a cron expression. In UTC and in its zone."""
+    """Print a cron expression's next ticks, in UTC and in its zone."""
     from zoneinfo import ZoneInfo
 
     from tickwheel.cron import Cron
-    from tickwheel.span import moment
+    from tickwheel.duration import moment
 
     cron = Cron.parse(expression, tz)
     zone = ZoneInfo(cron.tz)
@@ -156,12 +170,13 @@ def next_(expression: str, tz: str | None, count: int, start: str | None, output
         emit_json({"cron": expression, "tz": cron.tz, "ticks": [iso(tick) for tick in ticks]})
         return
     say(cron.explain())
-    show_table(
-        [Column("UTC"), Column(cron.tz)],
-        [(absolute(tick), wall(tick, zone)) for tick in ticks],
-    )
+    if ticks:
+        show_table(
+            [Column("UTC"), Column(cron.tz)],
+            [(absolute(tick), wall(tick, zone)) for tick in ticks],
+        )
     if len(ticks) < count:
-        say("no more ticks")
+        say("no more ticks" if ticks else "it never ticks")
 
 
 schedules.add_command(simulate)
@@ -171,7 +186,7 @@ schedules.add_command(simulate)
 @_name
 @common
 def run(name: str, where: Where, as_json: bool) -> None:
-    """Add a schedule's job once, now, beside its ticks. Prints the job's id."""
+    """Add a schedule's job once, now, in addition to its ticks. Prints the job's id."""
     id = _step(where, lambda them: them.run(name))
     if as_json:
         emit_json({"name": name, "job": id})
@@ -183,7 +198,7 @@ def run(name: str, where: Where, as_json: bool) -> None:
 @_name
 @common
 def pause(name: str, where: Where, as_json: bool) -> None:
-    """Let no tick fire until it is resumed."""
+    """Pause a schedule: no ticks until it is resumed."""
     _step(where, lambda them: them.pause(name))
     _say(name, "paused", as_json)
 
@@ -192,7 +207,7 @@ def pause(name: str, where: Where, as_json: bool) -> None:
 @_name
 @common
 def resume(name: str, where: Where, as_json: bool) -> None:
-    """Go on with the first tick from now on. What was missed is not made up for."""
+    """Resume a schedule at its next tick. Ticks missed while paused are skipped."""
     _step(where, lambda them: them.resume(name))
     _say(name, "resumed", as_json)
 
@@ -201,7 +216,7 @@ def resume(name: str, where: Where, as_json: bool) -> None:
 @_name
 @common
 def delete(name: str, where: Where, as_json: bool) -> int:
-    """Forget a schedule. One that the code declares comes back when a worker starts."""
+    """Delete a schedule. If the code declares it, the next worker to start adds it again."""
     deleted = _step(where, lambda them: them.delete(name))
     _say(name, "deleted" if deleted else "unknown", as_json)
     return OK if deleted else NOT_FOUND
@@ -211,17 +226,18 @@ def _say(name: str, what: str, as_json: bool) -> None:
     if as_json:
         emit_json({"name": name, "outcome": what})
     else:
-        click.echo(f"{name}: {what}")
+        why = ": no schedule has this name" if what == "unknown" else ""
+        click.echo(f"{name}: {what}{why}")
 
 
-def _step(where: Where, step: Callable[[Schedules], Coroutine[Any, Any, T]]) -> T:
+def _step(where: Where, step: Callable[[StoredSchedules], Coroutine[Any, Any, T]]) -> T:
     return ask(where, lambda client: step(_of(client)))
 
 
-def _of(client: Client) -> Schedules:
-    from tickwheel.schedules import Schedules
+def _of(client: Client) -> StoredSchedules:
+    from tickwheel.schedules import StoredSchedules
 
     async def opened() -> Client:
         return client
 
-    return Schedules(opened)
+    return StoredSchedules(opened)

@@ -1,6 +1,6 @@
-"""`tickwheel schedules simulate`: what would tick over a stretch of time, and where it gets tight.
+"""`tickwheel schedules simulate`: what ticks in a time range, and which ticks coincide.
 
-The ticks are worked out from the rules alone: nothing is added, and past times do as well.
+The ticks are computed from the rules alone: nothing is added, and past times work too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.loading import app_of, ask
+from tickwheel.cli.load_app import app_of, ask
 from tickwheel.cli.options import COUNT, Verb, Where, common
 from tickwheel.cli.output import Column, emit_json, iso, say, show_table
-from tickwheel.errors import BadTime, StoreUnavailable
-from tickwheel.span import due_ms, moment, span_ms, span_text
+from tickwheel.cli.times import from_ms, now_ms, time_ms
+from tickwheel.duration import duration_text, moment
+from tickwheel.errors import BadTime, StoreUnavailable, UnknownSchedule
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -27,90 +28,49 @@ if TYPE_CHECKING:
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 DEFAULT_MS = DAY_MS
 LONGEST_MS = 366 * DAY_MS
-# Ticks that are worked out, a second of work or two; of these, --limit are printed.
+# The most ticks that are computed, which takes a second or two; --limit of them are printed.
 TICKS_MOST = 50_000
-# Names of others at the same moment that a row has room for.
+# How many names of schedules that tick at the same moment a row shows.
 NAMES_SHOWN = 3
-# A zone's clock is looked at this often; no zone changes it twice within so short a time.
+# How often a zone's clock is sampled; no zone changes it twice in so short a time.
 _LOOK = timedelta(hours=6)
 _DAY = timedelta(days=1)
 
 
-# --- Times as they are written
-
-
-def now_ms() -> int:
-    """The time by the clock of this machine."""
-    from tickwheel.clock import MS_NS, SystemClock
-
-    return SystemClock().now_ns() // MS_NS
-
-
-def time_ms(option: str, text: str, zone: tzinfo | None) -> int:
-    """An ISO time in milliseconds; without an offset a time of `zone`, or of this place."""
-    try:
-        written = datetime.fromisoformat(text)
-        aware = written if written.tzinfo else _in_zone(written, zone)
-        # The calendar ends soon after; ticks are looked for a little beyond what was asked.
-        if not 1970 <= aware.year < 9000:
-            raise ValueError(text)
-        return due_ms(aware)
-    except (ValueError, OverflowError):
-        raise BadTime(f"{option} {text!r}: write an ISO time, as 2026-03-29T01:00") from None
-
-
-def _in_zone(written: datetime, zone: tzinfo | None) -> datetime:
-    return written.astimezone() if zone is None else written.replace(tzinfo=zone)
+# --- Times
 
 
 def wall(at: datetime, zone: tzinfo | None) -> str:
-    """What a clock on the wall of the zone shows; None: of this place."""
+    """The wall clock time in the zone; None: local time."""
     there = at.astimezone(zone)
     parts = f".{there.microsecond // 1000:03}" if there.microsecond else ""
     return there.strftime("%a %Y-%m-%d %H:%M:%S") + parts
 
 
-def _stretch(start: str | None, end: str | None) -> tuple[int, int]:
-    """From when until when, as asked for; BadTime where that is no stretch of time."""
-    from tickwheel.clock import MS_NS, SystemClock
-
-    start_ms = SystemClock().now_ns() // MS_NS if start is None else time_ms("--from", start, None)
-    end_ms = _end_ms(end, start_ms)
+def _time_range(start: str | None, end: str | None) -> tuple[int, int]:
+    """The start and end from the options; BadTime if they make no valid range."""
+    start_ms = now_ms() if start is None else time_ms("--from", start, None)
+    end_ms = start_ms + DEFAULT_MS if end is None else from_ms("--to", end, start_ms)
     if end_ms <= start_ms:
         raise BadTime(f"--to {end!r} is not after --from, {iso(moment(start_ms))}")
     if end_ms - start_ms > LONGEST_MS:
         raise BadTime(
-            f"from --from to --to is {span_text(end_ms - start_ms)}; "
-            f"{span_text(LONGEST_MS)} is the longest that is simulated"
+            f"--from and --to are {duration_text(end_ms - start_ms)} apart; "
+            f"the longest range is {duration_text(LONGEST_MS)}"
         )
     return start_ms, end_ms
-
-
-def _end_ms(text: str | None, start_ms: int) -> int:
-    if text is None:
-        return start_ms + DEFAULT_MS
-    try:
-        return start_ms + span_ms(text)
-    except BadTime:
-        pass
-    try:
-        return time_ms("--to", text, None)
-    except BadTime:
-        raise BadTime(
-            f"--to {text!r}: write an ISO time, as 2026-03-29T01:00, or how long, as 7d"
-        ) from None
 
 
 # --- What would tick: pure
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ClockChange:
     """A zone's clock goes forward or back."""
 
     tz: str
     at: datetime
-    # What the wall shows at that moment, and what it shows instead.
+    # The wall clock before the change, and after it.
     before: datetime
     after: datetime
 
@@ -134,25 +94,25 @@ class Tick:
     name: str
     tz: str
     # The change of the zone's clock on this day, if there is one.
-    change: Change | None
+    change: ClockChange | None
     # The other schedules that tick at the same moment.
     beside: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What ticks from a moment until another, the earlier first."""
+    """The ticks in a time range, in order."""
 
     ticks: list[Tick]
-    changes: list[Change]
-    # The ticks from here on were not looked for: there were too many before.
+    changes: list[ClockChange]
+    # Ticks from here on were not computed: there were too many before.
     cut_ms: int | None
 
 
 def simulate_rules(
     rules: Mapping[str, Rule], start_ms: int, end_ms: int, *, most: int = TICKS_MOST
 ) -> Simulation:
-    """The ticks of these rules, by name, from the start on and before the end."""
+    """The ticks of these rules, by name, from the start (included) to the end (excluded)."""
     streams = [_ticks(name, rule, start_ms, end_ms) for name, rule in rules.items()]
     found = list(islice(heapq.merge(*streams), most + 1))
     cut_ms = found.pop()[0] if len(found) > most else None
@@ -171,7 +131,7 @@ def simulate_rules(
 def _ticks(name: str, rule: Rule, start_ms: int, end_ms: int) -> Iterator[tuple[int, str]]:
     from tickwheel.schedule import ticks_of
 
-    # As `next_tick` does, but the expression is read once.
+    # Like `next_tick`, but the expression is parsed once.
     ticks = ticks_of(rule)
     last_ms = end_ms - 1 if rule.end_ms is None else min(end_ms - 1, rule.end_ms)
     tick_ms = ticks.next_ms(max(start_ms, rule.start_ms or 0) - 1)
@@ -181,14 +141,14 @@ def _ticks(name: str, rule: Rule, start_ms: int, end_ms: int) -> Iterator[tuple[
 
 
 def zone_of(rule: Rule) -> str:
-    """The zone, also where the expression itself names it."""
+    """The rule's time zone, which the expression itself may name."""
     from tickwheel.cron import Cron
 
     return rule.tz or "UTC" if rule.cron is None else Cron.parse(rule.cron, rule.tz).tz
 
 
-def clock_changes(tz: str, start_ms: int, end_ms: int) -> list[Change]:
-    """The changes of the zone's clock on the days, there, that lie in this stretch of time."""
+def clock_changes(tz: str, start_ms: int, end_ms: int) -> list[ClockChange]:
+    """The changes of the zone's clock on the local days in this range."""
     from zoneinfo import ZoneInfo
 
     zone = ZoneInfo(tz)
@@ -204,12 +164,12 @@ def clock_changes(tz: str, start_ms: int, end_ms: int) -> list[Change]:
     return changes
 
 
-def _change(tz: str, zone: tzinfo, at: datetime) -> Change:
-    """The change between `at` and the next look."""
+def _change(tz: str, zone: tzinfo, at: datetime) -> ClockChange:
+    """The change between `at` and the next sample."""
     from bisect import bisect_left
 
     before, after = _offset(at, zone), _offset(at + _LOOK, zone)
-    # `at` may lie between two seconds; changes don't.
+    # `at` may fall between two whole seconds; changes don't.
     at = at.replace(microsecond=0)
     seconds = bisect_left(
         range(_LOOK // timedelta(seconds=1) + 1),
@@ -218,14 +178,14 @@ def _change(tz: str, zone: tzinfo, at: datetime) -> Change:
     )
     when = at + timedelta(seconds=seconds)
     utc = when.replace(tzinfo=None)
-    return Change(tz, when, utc + before, utc + after)
+    return ClockChange(tz, when, utc + before, utc + after)
 
 
 def _offset(at: datetime, zone: tzinfo) -> timedelta:
     return at.astimezone(zone).utcoffset() or timedelta()
 
 
-def _on_day(changes: list[Change], ms: int) -> Change | None:
+def _on_day(changes: list[ClockChange], ms: int) -> ClockChange | None:
     from zoneinfo import ZoneInfo
 
     for change in changes:
@@ -236,7 +196,7 @@ def _on_day(changes: list[Change], ms: int) -> Change | None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An hour, a day or a month of this place, as the summary shows it."""
+    """An hour, day or month of local time, as the summary shows it."""
 
     title: str
     first_ms: int
@@ -245,12 +205,12 @@ class Part:
 
 
 def summary(ticks: list[Tick], start_ms: int, end_ms: int) -> list[Part]:
-    """How many ticks fall into each hour; for a longer stretch into each day or month."""
+    """The number of ticks in each hour; for longer ranges in each day or month."""
     form = "%Y-%m"
     if end_ms - start_ms <= 62 * DAY_MS:
         form = "%a %Y-%m-%d"
     if end_ms - start_ms <= 48 * HOUR_MS:
-        # With its offset: when the clock goes back an hour comes twice.
+        # With its offset: when the clock goes back, an hour comes twice.
         form = "%a %Y-%m-%d %H:00 %z"
     parts = []
     for title, group in groupby(
@@ -266,20 +226,33 @@ def summary(ticks: list[Tick], start_ms: int, end_ms: int) -> list[Part]:
 
 
 @click.command("simulate", cls=Verb)
-@click.option("--from", "start", metavar="TIME", help="From this ISO time on. Default: now.")
+@click.option("--from", "start", metavar="TIME", help="Start at this ISO time. Default: now.")
 @click.option(
-    "--to", "end", metavar="TIME", help="Until this ISO time, or for so long, as 7d. Default: 24h."
+    "--to",
+    "end",
+    metavar="TIME",
+    help="End at this ISO time, or after a duration (7d). Default: 24h.",
 )
-@click.option("--limit", metavar="N", type=COUNT, default=100, help="Print at most so many ticks.")
+@click.option(
+    "--name", "names", metavar="NAME", multiple=True, help="Only this schedule; may be repeated."
+)
+@click.option("--limit", metavar="N", type=COUNT, default=100, help="Print at most N ticks.")
 @common
-def simulate(start: str | None, end: str | None, limit: int, where: Where, as_json: bool) -> None:
-    """Print what ticks over a stretch of time. Nothing is added.
+def simulate(
+    start: str | None,
+    end: str | None,
+    names: tuple[str, ...],
+    limit: int,
+    where: Where,
+    as_json: bool,
+) -> None:
+    """Print the ticks in a time range, without adding jobs.
 
     Marks days on which a zone's clock changes, and schedules that tick at the same moment. With
-    --app also for schedules that only the code has yet.
+    --app it includes schedules that only the code declares so far.
     """
-    start_ms, end_ms = _stretch(start, end)
-    rules, paused, unreadable = _rules(where)
+    start_ms, end_ms = _time_range(start, end)
+    rules, paused, unreadable = _named(names, *_rules(where))
     found = simulate_rules(rules, start_ms, end_ms)
     parts = summary(found.ticks, start_ms, end_ms)
     if as_json:
@@ -294,9 +267,9 @@ def simulate(start: str | None, end: str | None, limit: int, where: Where, as_js
         )
         return
     if unreadable:
-        say(f"can't be read by this release, so left out: {', '.join(unreadable)}")
+        say(f"skipped, because this release can't read them: {', '.join(unreadable)}")
     if paused:
-        say(f"paused, so left out: {', '.join(paused)}")
+        say(f"skipped, because they are paused: {', '.join(paused)}")
     _show(found, rules, limit, parts)
 
 
@@ -315,15 +288,34 @@ def _rules(where: Where) -> tuple[dict[str, Rule], list[str], list[str]]:
     except StoreUnavailable as error:
         if not declared:
             raise
-        say(f"note: only the schedules of the code: {error}")
+        say(f"note: showing only the schedules in the code: {error}")
         stored = []
     found = [ScheduleInfo.of(each) for each in stored]
     paused = [each.name for each in found if each.paused]
-    # The code is the master of what it declares, and changes the store's at the next start.
+    # The code owns what it declares, and updates the store at the next start.
     rules = {each.name: each.rule for each in found if each.rule is not None} | declared
     unreadable = [each.name for each in found if each.name not in rules]
     ticking = {name: rule for name, rule in rules.items() if name not in paused}
     return ticking, paused, unreadable
+
+
+def _named(
+    names: tuple[str, ...], rules: dict[str, Rule], paused: list[str], unreadable: list[str]
+) -> tuple[dict[str, Rule], list[str], list[str]]:
+    """Only those of these names; all if there are none."""
+    if not names:
+        return rules, paused, unreadable
+    known = sorted({*rules, *paused, *unreadable})
+    for name in names:
+        if name not in known:
+            raise UnknownSchedule(
+                f"no schedule is named {name!r}; the schedules are: {', '.join(known) or 'none'}"
+            )
+    return (
+        {name: rule for name, rule in rules.items() if name in names},
+        [name for name in paused if name in names],
+        [name for name in unreadable if name in names],
+    )
 
 
 def _show(found: Simulation, rules: Mapping[str, Rule], limit: int, parts: list[Part]) -> None:
@@ -334,27 +326,37 @@ def _show(found: Simulation, rules: Mapping[str, Rule], limit: int, parts: list[
         say("no ticks" if rules else "no schedules")
         return
     show_table(
-        [Column("SCHEDULE"), Column("THERE"), Column("ZONE"), Column(_place()), Column("NOTE")],
+        [
+            Column("SCHEDULE"),
+            Column("IN ZONE"),
+            Column("ZONE"),
+            Column(_local_heading()),
+            Column("NOTE"),
+        ],
         [_row(tick) for tick in found.ticks[:limit]],
     )
     left_out = len(found.ticks) - limit
     if left_out > 0:
-        say(f"{left_out:,} more ticks are left out (--limit {limit}); all of them together:")
+        say(f"{left_out:,} more ticks are not shown (--limit {limit}); totals:")
         show_table(
-            [Column(_place()), Column("TICKS", right=True), Column("MOST AT ONCE", right=True)],
+            [
+                Column(_local_heading()),
+                Column("TICKS", right=True),
+                Column("MOST AT ONCE", right=True),
+            ],
             [(part.title, f"{part.ticks:,}", f"{part.most_at_once:,}") for part in parts],
         )
     if found.cut_ms is not None:
         say(
-            f"stopped after {len(found.ticks):,} ticks, at {iso(moment(found.cut_ms))}: "
-            "ask for a shorter time"
+            f"stopped after {len(found.ticks):,} ticks, at {iso(moment(found.cut_ms))}; "
+            "choose a shorter range"
         )
 
 
-def _place() -> str:
-    """What times of this place are called: most servers are on UTC."""
+def _local_heading() -> str:
+    """The heading for local times: most servers use UTC."""
     here = datetime.fromtimestamp(0, UTC).astimezone()
-    return "UTC" if here.tzname() == "UTC" else "HERE"
+    return "UTC" if here.tzname() == "UTC" else "LOCAL"
 
 
 def _row(tick: Tick) -> tuple[Any, ...]:
@@ -367,7 +369,7 @@ def _row(tick: Tick) -> tuple[Any, ...]:
     if tick.beside:
         more = len(tick.beside) - NAMES_SHOWN
         names = ", ".join(tick.beside[:NAMES_SHOWN])
-        notes.append(f"at once with {names}" + (f" and {more} more" if more > 0 else ""))
+        notes.append(f"same time as {names}" + (f" and {more} more" if more > 0 else ""))
     note = "; ".join(notes), "yellow"
     return tick.name, wall(at, ZoneInfo(tick.tz)), tick.tz, wall(at, None), note
 

@@ -1,4 +1,4 @@
-"""What `tickwheel top` shows at one moment, worked out from two samples of the store. Pure."""
+"""What `tickwheel top` shows at one moment, computed from two samples of the store. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.cli.output import iso
+from tickwheel.duration import moment
 from tickwheel.job import Job, Outcome, State
-from tickwheel.span import moment
 
 if TYPE_CHECKING:
+    from tickwheel.operate.unserved import UnservedTask
     from tickwheel.store import QueueInfo, WorkerInfo
 
-# The wheel's coming slots, as they are drawn: ten minutes.
+# The wheel's upcoming slots in the chart: ten minutes.
 SLOT_MS, SLOTS = 10_000, 60
 FAILURES_KEPT = 20
 
@@ -22,30 +23,32 @@ _FAILED = (Outcome.RETRY, Outcome.DEAD, Outcome.LOST)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Jobs that waited at one moment, at most so many."""
+    """Some of the jobs that were waiting at one moment."""
 
     at_ms: int
     jobs: Sequence[Job] = ()
-    # There were more.
+    # Whether there were more.
     more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the store said at one moment."""
+    """The store's state at one moment."""
 
     now_ms: int
     queues: Sequence[QueueInfo]
     workers: Sequence[WorkerInfo]
-    # A little older, where they are many.
+    # A little older if there are many.
     waiting: Waiting
     # The last jobs that ended, of each queue.
     ended: Sequence[Job] = ()
+    # Tasks with waiting jobs that no running worker knows.
+    unknown: Sequence[UnservedTask] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A queue, and how many of its jobs ended per second since the sample before."""
+    """A queue, and how many of its jobs ended per second since the previous sample."""
 
     info: QueueInfo
     done_per_s: float | None
@@ -54,7 +57,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """How late the last jobs that are done were started."""
+    """How late the most recently done jobs started."""
 
     jobs: int
     p50_ms: int
@@ -66,14 +69,14 @@ class Punctuality:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """How many waiting jobs fall due in each slot from now on."""
+    """How many waiting jobs are due in each slot from now on."""
 
     slots: tuple[int, ...]
     overdue: int
     later: int
     waiting: int
     looked_at: int
-    # Not all waiting jobs were looked at: each figure is the least that it can be.
+    # Not all waiting jobs were read: each figure is a lower bound.
     at_least: bool
 
 
@@ -91,7 +94,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """All that is shown."""
+    """Everything that is shown."""
 
     now_ms: int
     queues: list[QueueRow]
@@ -99,12 +102,13 @@ class Frame:
     punctuality: Punctuality | None
     coming: Coming
     failures: list[Failure] = field(default_factory=list)
-    # Why the store could not be asked; what is shown is then what it said before.
+    unknown: list[UnservedTask] = field(default_factory=list)
+    # Why the store could not be read; the rest is then from the last sample.
     away: str | None = None
 
 
 def frame(sample: Sample, before: Sample | None, *, away: str | None = None) -> Frame:
-    """What there is to show; rates need a sample from before."""
+    """The frame for a sample; rates need the previous sample."""
     return Frame(
         now_ms=sample.now_ms,
         queues=_queues(sample, before),
@@ -112,6 +116,7 @@ def frame(sample: Sample, before: Sample | None, *, away: str | None = None) -> 
         punctuality=_punctuality(sample.ended),
         coming=_coming(sample),
         failures=_failures([*sample.waiting.jobs, *sample.ended]),
+        unknown=list(sample.unknown),
         away=away,
     )
 
@@ -125,7 +130,7 @@ def _queues(sample: Sample, before: Sample | None) -> list[QueueRow]:
     def rate(queue: QueueInfo, state: State) -> float:
         earlier: int = getattr(then[queue.name], state) if queue.name in then else 0
         count: int = getattr(queue, state)
-        # Ended jobs are pruned, too: fewer than before is no rate.
+        # Ended jobs are pruned, so the count can shrink; that is no rate.
         return round(max(count - earlier, 0) / seconds, 3)
 
     return [
@@ -148,7 +153,7 @@ def _punctuality(ended: Iterable[Job]) -> Punctuality | None:
 
 
 def _percentile(ordered: Sequence[int], percent: int) -> int:
-    """The least value that so many percent of all don't exceed."""
+    """The least value that `percent` of all values don't exceed."""
     return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
@@ -161,7 +166,7 @@ def _coming(sample: Sample) -> Coming:
             slots[(ms - now_ms) // SLOT_MS] += 1
     return Coming(
         slots=tuple(slots),
-        # Those that fell due since they were seen are in some worker's hand by now.
+        # Jobs that became due since they were read are held by a worker by now.
         overdue=sum(ms < waiting.at_ms for ms in due),
         later=sum(ms >= now_ms + SLOTS * SLOT_MS for ms in due),
         waiting=sum(queue.waiting for queue in sample.queues),
@@ -210,6 +215,10 @@ def frame_document(frame: Frame) -> dict[str, Any]:
             "looked_at": coming.looked_at,
             "at_least": coming.at_least,
         },
+        "unserved_tasks": [
+            {"queue": each.queue, "task": each.task, "since": iso(moment(each.since_ms))}
+            for each in frame.unknown
+        ],
         "failures": [
             {
                 "at": iso(moment(each.ms)),

@@ -1,4 +1,4 @@
-"""A frame of `tickwheel top` as text for a terminal, fit for 80 columns and for more. Pure."""
+"""Draw a frame of `tickwheel top` for a terminal of 80 columns or more. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from rich.text import Text
 
 from tickwheel.cli.output import clean, one_line, relative
 from tickwheel.cli.top_frame import SLOT_MS, Coming, Frame, QueueRow
+from tickwheel.duration import duration_text, moment_text
 from tickwheel.job import Outcome
-from tickwheel.span import moment, span_text
 from tickwheel.store import WorkerInfo
 
-# From this width on, figures stand beside the chart.
+# From this width on, figures are next to the chart.
 WIDE = 110
-# Lines that are there whatever is shown: titles, axes, blanks.
+# Lines that are always there: titles, axes, blanks.
 FRAME_LINES = 17
 MARGIN = 7
 LOAD_CELLS = 10
 NAME_CELLS = 24
-# Later than this is worth a look.
+# Jobs later than this are highlighted.
 LATE_MS = 1_000
+# How many tasks that no worker knows are named.
+UNKNOWN_SHOWN = 3
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RowLimits:
     """How many rows each part may take."""
 
     queues: int
@@ -38,8 +40,8 @@ class Room:
     chart: int
 
     @classmethod
-    def within(cls, height: int | None, frame: Frame) -> Room:
-        """What fits a terminal of so many lines; None: there is no end to the paper."""
+    def within(cls, height: int | None, frame: Frame) -> RowLimits:
+        """What fits a terminal of this height; None: no limit."""
         if height is None:
             return cls(queues=50, workers=50, failures=10, chart=4)
         rows = max(height - FRAME_LINES, 8)
@@ -53,12 +55,14 @@ class Room:
 
 def view(frame: Frame, title: str, *, width: int, height: int | None) -> RenderableType:
     """The frame, drawn."""
-    room = Room.within(height, frame)
+    room = RowLimits.within(height, frame)
     parts: list[RenderableType] = [_title(frame, title, width)]
     if frame.away is not None:
-        parts.append(Text(f"the store is away, trying on: {one_line(frame.away)}", "bold red"))
+        lost = f"calls to the store fail, retrying: {one_line(frame.away)}"
+        parts.append(Text(lost, "bold red"))
     parts += [Text(), *_queues(frame.queues, room.queues)]
     parts += [Text(), *_workers(frame, room.workers)]
+    parts += _unknown(frame)
     parts += [Text(), *_wheel(frame, room.chart, width)]
     parts += [Text(), *_failures(frame, room.failures, width)]
     return Group(*parts)
@@ -69,7 +73,7 @@ def _title(frame: Frame, title: str, width: int) -> RenderableType:
     grid.add_column(no_wrap=True, overflow="ellipsis")
     grid.add_column(no_wrap=True, justify="right")
     name = Text.assemble(("tickwheel top", "bold"), f"  {clean(title)}")
-    grid.add_row(name, Text(f"{moment(frame.now_ms):%Y-%m-%d %H:%M:%S}Z", "dim"))
+    grid.add_row(name, Text(moment_text(frame.now_ms), "dim"))
     grid.width = width
     return grid
 
@@ -83,7 +87,7 @@ def _queues(rows: Sequence[QueueRow], most: int) -> Iterable[RenderableType]:
         table.add_column(title, justify="right", no_wrap=True, min_width=7)
     for title in ("DONE/S", "DEAD/S"):
         table.add_column(title, justify="right", no_wrap=True)
-    # The busiest first: a store may have more queues than a screen has lines.
+    # The busiest first: a store may have more queues than the screen has lines.
     busiest = sorted(rows, key=lambda row: -(row.info.waiting + row.info.running))
     shown = sorted(busiest[:most], key=lambda row: row.info.name)
     for row in shown:
@@ -99,7 +103,7 @@ def _queues(rows: Sequence[QueueRow], most: int) -> Iterable[RenderableType]:
         )
     yield table
     if not rows:
-        yield Text("no queues: no job was added yet", "dim")
+        yield Text("no queues: no job has been added yet", "dim")
     yield from _more(len(rows) - len(shown))
 
 
@@ -125,9 +129,16 @@ def _workers(frame: Frame, most: int) -> Iterable[RenderableType]:
     yield from _more(len(frame.workers) - len(shown))
 
 
+def _unknown(frame: Frame) -> list[RenderableType]:
+    lines = [clean(each.words(frame.now_ms)) for each in frame.unknown]
+    more = len(lines) - UNKNOWN_SHOWN
+    shown = [*lines[:UNKNOWN_SHOWN], *([f"and {more:,} more such tasks"] if more > 0 else [])]
+    return [Text(line, "red", no_wrap=True, overflow="ellipsis") for line in shown]
+
+
 def _load(worker: WorkerInfo) -> Text:
     part = min(worker.running / worker.concurrency, 1.0)
-    # A little is not nothing, and nearly full is not full.
+    # A small load must not look like none, nor a nearly full one like full.
     full = min(max(round(part * LOAD_CELLS), part > 0), LOAD_CELLS - (part < 1))
     style = "yellow" if part == 1 else "green"
     return Text.assemble(
@@ -142,8 +153,8 @@ def _load(worker: WorkerInfo) -> Text:
 
 def _wheel(frame: Frame, chart: int, width: int) -> Iterable[RenderableType]:
     coming = frame.coming
-    cut = f"  {coming.looked_at:,} of {coming.waiting:,} waiting jobs were looked at"
-    yield Text.assemble(("COMING", "bold"), (cut if coming.at_least else "", "dim"))
+    cut = f"  based on {coming.looked_at:,} of {coming.waiting:,} waiting jobs"
+    yield Text.assemble(("UPCOMING", "bold"), (cut if coming.at_least else "", "dim"))
     drawn = _chart(coming, chart)
     if width >= WIDE:
         grid = Table.grid(padding=(0, 3, 0, 0))
@@ -162,8 +173,8 @@ def _figures(coming: Coming) -> list[Text]:
     minute = sum(coming.slots[: 60_000 // SLOT_MS])
     return [
         Text(f"{least}{coming.overdue:,} overdue", "yellow" if coming.overdue else ""),
-        Text(f"{least}{minute:,} in a minute"),
-        Text(f"{least}{sum(coming.slots):,} in {span_text(len(coming.slots) * SLOT_MS)}"),
+        Text(f"{least}{minute:,} within a minute"),
+        Text(f"{least}{sum(coming.slots):,} within {duration_text(len(coming.slots) * SLOT_MS)}"),
         Text(f"{least}{coming.later:,} later"),
     ]
 
@@ -171,17 +182,17 @@ def _figures(coming: Coming) -> list[Text]:
 def _punctuality(frame: Frame) -> list[Text]:
     on_time = frame.punctuality
     if on_time is None:
-        return [Text("PUNCTUALITY", "bold"), Text("no job is done yet", "dim")]
+        return [Text("PUNCTUALITY", "bold"), Text("no jobs done yet", "dim")]
     figures = (("p50", on_time.p50_ms), ("p99", on_time.p99_ms), ("max", on_time.max_ms))
     late = Text(" ").join(
-        Text(f"{name} {span_text(ms)}", "yellow" if ms > LATE_MS else "green")
+        Text(f"{name} {duration_text(ms)}", "yellow" if ms > LATE_MS else "green")
         for name, ms in figures
     )
     last = relative(on_time.last_ms, frame.now_ms)
     return [
         Text("PUNCTUALITY", "bold"),
         late,
-        Text(f"of the last {on_time.jobs:,} done, until {last}", "dim"),
+        Text(f"(last {on_time.jobs:,} done, latest {last})", "dim"),
     ]
 
 
@@ -189,7 +200,7 @@ def _chart(coming: Coming, height: int) -> Text:
     most, count = max(coming.slots), len(coming.slots)
     lines = bars(coming.slots, height)
     if coming.at_least and not coming.later:
-        # Beyond the last job that was looked at, nobody knows.
+        # Beyond the last job that was read, the count is unknown.
         lines[-1] = lines[-1].rstrip() + "·" * (count - len(lines[-1].rstrip()))
     text = Text()
     for i, line in enumerate(lines):
@@ -202,10 +213,10 @@ def _chart(coming: Coming, height: int) -> Text:
 
 
 def bars(counts: Sequence[int], height: int) -> list[str]:
-    """Counts as upright bars of so many lines, the top line first."""
+    """Counts as vertical bars of `height` lines, the top line first."""
     most = max(counts) or 1
     steps = height * (len(_BLOCKS) - 1)
-    # The least of something shows.
+    # Even the smallest count is visible.
     tall = [-(-count * steps // most) for count in counts]
     lines = []
     for line in range(height - 1, -1, -1):
@@ -217,7 +228,7 @@ def bars(counts: Sequence[int], height: int) -> list[str]:
 def _axis(count: int) -> str:
     """'now         +2m         +4m …', each under its slot."""
     every = 2 * 60_000 // SLOT_MS
-    labels = [f"+{span_text(slot * SLOT_MS)}" for slot in range(every, count, every)]
+    labels = [f"+{duration_text(slot * SLOT_MS)}" for slot in range(every, count, every)]
     return "".join(f"{label:<{every}}" for label in ["now", *labels]).rstrip()
 
 
@@ -233,16 +244,25 @@ def _failures(frame: Frame, most: int, width: int) -> Iterable[RenderableType]:
         return
     yield Text("LAST FAILURES", "bold")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for _ in range(4 if width < WIDE else 5):
-        table.add_column(no_wrap=True, overflow="ellipsis")
-    for each in frame.failures[:most]:
-        table.add_row(
+    rows = [
+        (
             Text(relative(each.ms, frame.now_ms), "dim"),
             Text(str(each.outcome), _STYLES.get(each.outcome, "")),
             Text(clean(each.task)),
             *([] if width < WIDE else [Text(clean(each.id))]),
             Text(one_line(each.error)),
         )
+        for each in frame.failures[:most]
+    ]
+    # Only the error gives way on a narrow screen.
+    left, most_cells = width, NAME_CELLS if width < WIDE else NAME_CELLS + 8
+    for cells in list(zip(*rows, strict=True))[:-1]:
+        cells_wide = min(max(cell.cell_len for cell in cells), most_cells)
+        table.add_column(no_wrap=True, overflow="ellipsis", width=cells_wide)
+        left -= cells_wide + 2
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(left, 1))
+    for row in rows:
+        table.add_row(*row)
     yield table
 
 
@@ -250,7 +270,7 @@ def _failures(frame: Frame, most: int, width: int) -> Iterable[RenderableType]:
 
 
 def _table(title: str) -> Table:
-    """A table whose first column is of one width in all, so that nothing jumps about."""
+    """A table whose first column has the same width in all tables, so that nothing moves."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(title, no_wrap=True, overflow="ellipsis", min_width=NAME_CELLS)
     return table

@@ -1,4 +1,4 @@
-"""A job as the command line shows it: as JSON, as a row, as a page of its own.
+"""Show a job as JSON, as a table row, or in full.
 
 The names in the JSON are those of `tickwheel.JobInfo`; scripts rely on them.
 """
@@ -15,14 +15,16 @@ from tickwheel.cli.output import (
     Cell,
     Column,
     absolute,
+    clean,
     iso,
     one_line,
     relative,
     show_fields,
     show_table,
 )
+from tickwheel.duration import duration_text, moment
 from tickwheel.job import Job, Outcome, Priority, Run, State
-from tickwheel.span import moment, span_text
+from tickwheel.traceback import where
 
 STYLES = {
     State.WAITING: "cyan",
@@ -32,13 +34,15 @@ STYLES = {
     State.CANCELLED: "dim",
 }
 OUTCOME_STYLES = {Outcome.DONE: "green", Outcome.DEAD: "red", Outcome.LOST: "red"}
-# Of an error a table shows this much; `jobs show` has all of it.
+# How much of an error and of the arguments a table shows; `jobs show` prints all of them.
 ERROR_SHOWN = 100
+ARGUMENTS_SHOWN = 100
 
 JOB_COLUMNS = (
     Column("ID"),
     Column("STATE"),
     Column("TASK", whole=False),
+    Column("ARGUMENTS", whole=False, cut=True),
     Column("QUEUE", whole=False),
     Column("WHEN"),
 )
@@ -73,6 +77,8 @@ def job_document(job: Job) -> dict[str, Any]:
         "arguments": _decoded(job.payload),
         "due": iso(moment(job.due_ms)),
         "created": iso(moment(job.created_ms)),
+        "expires": _iso_or_none(job.expires_ms),
+        "meta": job.meta or {},
         "retries": job.retries,
         "timeout_ms": job.timeout_ms,
         "attempts": job.attempt,
@@ -80,12 +86,20 @@ def job_document(job: Job) -> dict[str, Any]:
         "takeovers": job.takeovers,
         "worker": job.worker,
         "lease_until": _iso_or_none(job.lease_until_ms),
-        "asked": job.asked,
+        "cancel_requested": job.cancel_requested,
+        "progress": progress_document(job),
         "ended": _iso_or_none(job.ended_ms),
         "error": job.error,
+        "traceback": job.traceback,
         "result": None if job.result is None else _decoded(job.result),
         "history": [_run_document(run) for run in job.history],
     }
+
+
+def progress_document(job: Job) -> dict[str, Any] | None:
+    if job.progress is None:
+        return None
+    return {"part": job.progress.part, "words": job.progress.words}
 
 
 def _run_document(run: Run) -> dict[str, Any]:
@@ -106,10 +120,10 @@ def _iso_or_none(ms: int | None) -> str | None:
 
 
 def _decoded(text: str) -> Any:
-    """JSON text as what it means; as it stands, where some other program wrote it wrong."""
+    """Decoded JSON; the text itself if another program wrote it wrong."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -120,17 +134,38 @@ def priority_name(job: Job) -> str:
 # --- Rows
 
 
-def show_jobs(jobs: Iterable[Job], now_ms: int) -> None:
+def show_jobs(jobs: Sequence[Job], now_ms: int) -> None:
+    # Most apps have one queue.
+    several = any(job.queue != "default" for job in jobs)
     show_table(
-        JOB_COLUMNS,
-        [(job.id, state_cell(job), job.task, job.queue, _when(job, now_ms)) for job in jobs],
+        [column for column in JOB_COLUMNS if several or column.title != "QUEUE"],
+        [
+            (
+                job.id,
+                state_cell(job),
+                job.task,
+                _arguments(job),
+                *([job.queue] if several else []),
+                relative(job.due_ms if job.ended_ms is None else job.ended_ms, now_ms),
+            )
+            for job in jobs
+        ],
     )
 
 
-def _when(job: Job, now_ms: int) -> str:
-    if job.ended_ms is not None:
-        return f"ended {relative(job.ended_ms, now_ms)}"
-    return f"due {relative(job.due_ms, now_ms)}"
+def _arguments(job: Job) -> str:
+    """As in a call: `order_id=42, note="x"`."""
+    given = _decoded(job.payload)
+    try:
+        words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
+    except (AttributeError, RecursionError):
+        return _cut(job.payload, ARGUMENTS_SHOWN)
+    return _cut(", ".join(words), ARGUMENTS_SHOWN)
+
+
+def _cut(text: str, most: int) -> str:
+    text = one_line(text)
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def show_dead(jobs: Iterable[Job], now_ms: int) -> None:
@@ -144,8 +179,12 @@ def show_dead(jobs: Iterable[Job], now_ms: int) -> None:
 
 
 def _brief(job: Job) -> str:
+    """The error, and if it fits, where it happened."""
     error = one_line(job.error or "")
-    return error if len(error) <= ERROR_SHOWN else error[: ERROR_SHOWN - 1] + "…"
+    place = where(job.traceback or "")
+    if place is not None and len(error) + len(place) + 3 <= ERROR_SHOWN:
+        return f"{error} ({place})"
+    return _cut(error, ERROR_SHOWN)
 
 
 def state_cell(job: Job) -> Cell:
@@ -156,8 +195,11 @@ def state_cell(job: Job) -> Cell:
 
 
 def show_job(job: Job, now_ms: int) -> None:
-    """Print all that is known of a job, its history last."""
+    """Print everything about a job, its history last."""
     show_fields(_fields(job, now_ms))
+    if job.traceback:
+        click.echo()
+        click.echo(clean(job.traceback))
     if not job.history:
         return
     click.echo()
@@ -179,22 +221,32 @@ def _fields(job: Job, now_ms: int) -> list[tuple[str, Cell]]:
     fields: list[tuple[str, Cell]] = [
         ("id", job.id),
         ("task", job.task),
-        ("state", (f"{job.state}, asked to stop", "yellow") if job.asked else state_cell(job)),
+        (
+            "state",
+            (f"{job.state}, asked to stop", "yellow") if job.cancel_requested else state_cell(job),
+        ),
         ("queue", job.queue),
         ("priority", priority_name(job)),
         ("created", at(job.created_ms)),
         ("due", at(job.due_ms)),
     ]
+    if job.expires_ms is not None:
+        fields.append(("expires", at(job.expires_ms)))
     if job.lease_until_ms is not None:
         fields.append(("lease until", at(job.lease_until_ms)))
     if job.ended_ms is not None:
         fields.append(("ended", at(job.ended_ms)))
     fields += [
         ("attempts", f"{job.attempt} ({job.failures} failed, {job.takeovers} taken over)"),
-        ("retries", "as the task says" if job.retries is None else str(job.retries)),
-        ("timeout", "as the task says" if job.timeout_ms is None else span_text(job.timeout_ms)),
+        ("retries", "the task's default" if job.retries is None else str(job.retries)),
+        (
+            "timeout",
+            "the task's default" if job.timeout_ms is None else duration_text(job.timeout_ms),
+        ),
         ("worker", job.worker or "none yet"),
+        *([("progress", str(job.progress))] if job.progress else []),
         ("arguments", _pretty(job.payload)),
+        *meta_fields(job),
     ]
     if job.error is not None:
         fields.append(("error", (job.error, "red")))
@@ -203,16 +255,25 @@ def _fields(job: Job, now_ms: int) -> list[tuple[str, Cell]]:
     return fields
 
 
+def meta_fields(job: Job) -> list[tuple[str, Cell]]:
+    """A line for each entry of its meta."""
+    lines = [f"{name}={value}" for name, value in sorted((job.meta or {}).items())]
+    return [("" if i else "meta", one_line(line)) for i, line in enumerate(lines)]
+
+
 def _pretty(text: str) -> str:
     value = _decoded(text)
-    return text if value is text else json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        return text if value is text else json.dumps(value, indent=2, ensure_ascii=False)
+    except RecursionError:
+        return text
 
 
 def _run_row(run: Run) -> Sequence[Cell]:
     late = took = started = "-"
     if run.started_ms is not None:
         started = absolute(moment(run.started_ms))
-        late = span_text(max(run.started_ms - run.due_ms, 0))
-        took = span_text(max(run.ended_ms - run.started_ms, 0))
+        late = duration_text(max(run.started_ms - run.due_ms, 0))
+        took = duration_text(max(run.ended_ms - run.started_ms, 0))
     outcome = str(run.outcome), OUTCOME_STYLES.get(run.outcome, "")
     return str(run.attempt), outcome, started, late, took, run.worker

@@ -1,4 +1,4 @@
-"""`tickwheel workers`: who works, on what, and how busy they are."""
+"""`tickwheel workers`: list running workers, their queues and their load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tickwheel.cli.loading import ask
+from tickwheel.cli.load_app import ask
 from tickwheel.cli.options import Noun, Where, common
 from tickwheel.cli.output import Column, emit_json, iso, relative, say, show_table
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from tickwheel.client import Client
     from tickwheel.store import WorkerInfo
 
-workers = Noun("workers", help="See which workers live, and how busy they are.")
+workers = Noun("workers", help="List running workers and how busy they are.")
 
 
 @workers.command("list")
 @common
 def list_(where: Where, as_json: bool) -> None:
-    """List the workers that were seen lately. `tickwheel workers` does the same."""
+    """List the workers that were seen recently. `tickwheel workers` does the same."""
 
     async def look(client: Client) -> tuple[list[WorkerInfo], int]:
         return await client.workers(), client.clock.now_ms()
@@ -44,7 +44,7 @@ def _show(found: list[WorkerInfo], now_ms: int) -> None:
             Column("QUEUES", whole=False),
             Column("STARTED"),
             Column("SEEN"),
-            Column("CLOCK OFF", right=True),
+            Column("CLOCK OFFSET", right=True),
         ],
         [
             (
@@ -55,7 +55,7 @@ def _show(found: list[WorkerInfo], now_ms: int) -> None:
                 ", ".join(each.queues),
                 relative(each.started_ms, now_ms),
                 relative(each.seen_ms, now_ms),
-                # Below a second it does not matter: jobs follow the store's clock anyway.
+                # Less than a second does not matter: jobs follow the store's clock anyway.
                 (f"{each.offset_ms / 1000:+.1f}s", "yellow") if abs(each.offset_ms) > 1000 else "",
             )
             for each in found
@@ -64,9 +64,10 @@ def _show(found: list[WorkerInfo], now_ms: int) -> None:
 
 
 def _document(worker: WorkerInfo) -> dict[str, object]:
-    from tickwheel.span import moment
+    from tickwheel.duration import moment
 
     times = {name: iso(moment(getattr(worker, f"{name}_ms"))) for name in ("started", "seen")}
-    kept = ("name", "host", "pid", "version", "concurrency", "held", "running", "offset_ms")
+    kept = ("name", "app", "host", "pid", "version", "concurrency", "held", "running", "offset_ms")
     fields = msgspec.structs.asdict(worker)
-    return {name: fields[name] for name in kept} | {"queues": list(worker.queues)} | times
+    lists = {"queues": list(worker.queues), "tasks": worker.tasks and list(worker.tasks)}
+    return {name: fields[name] for name in kept} | lists | times

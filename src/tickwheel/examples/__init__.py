@@ -1,5 +1,5 @@
-"""Examples to read and to copy from; `tickwheel demo` plays them.
+"""Examples to read and copy; `tickwheel demo` runs them.
 
-`shop` is what a user writes. `story` drives it through a sales day, `account` checks at the end
-what became of every order, `view` draws it.
+`shop` is what a user writes. `story` drives it through a busy day, `account` checks every order at
+the end, `view` draws it.
 """

@@ -1,6 +1,6 @@
-"""A sales day in half a minute: drives the shop through it, and checks at the end what is so.
+"""A busy day in half a minute: drives the shop, and checks the result at the end.
 
-Orders pour in, and each has a deadline. The warehouse goes away and comes back. A worker is killed
+Orders pour in, each with a deadline. The warehouse goes down and comes back. A worker is killed
 with `kill -9`. `Story._play` is the script.
 """
 
@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Self
 
 from tickwheel import (
-    Cancelled,
-    Job,
+    CancelOutcome,
     JobHandle,
-    Query,
     QueueInfo,
     State,
     TickwheelError,
@@ -32,31 +30,31 @@ from tickwheel import (
 from tickwheel.examples.account import Books, Summary, account, late_ms
 from tickwheel.examples.shop import AWAY, FOLDER, app, database, open_shop, pay_order, place_order
 
-# How many customers pay.
+# The share of customers who pay.
 PAYING = 0.45
-# One order in so many is told of; the others only count.
+# One in this many orders is shown as an event; the others are only counted.
 TOLD = 25
-# Coming deadlines are counted by slots of this length.
+# Upcoming deadlines are counted in slots of this length.
 SLOT_S = 0.5
-LOOK_S = 0.2
-# How long a worker may take to start, to stop, and all of them to end what is left at the end.
+POLL_S = 0.2
+# How long a worker may take to start, to stop, and how long all may take to finish at the end.
 START_S, STOP_S, PATIENCE_S = 20.0, 5.0, 20.0
 
-# What became of the cancel job of a paid order, by what `cancel` answered.
+# What happened to the cancel job of a paid order, by the result of `cancel`.
 BECAME = {
-    Cancelled.CANCELLED: "is cancelled",
-    Cancelled.ASKED: "is in hand, and asked to stop",
-    Cancelled.TOO_LATE: "had just run and found it paid",
-    Cancelled.UNKNOWN: "is unknown",
+    CancelOutcome.CANCELLED: "is cancelled",
+    CancelOutcome.REQUESTED: "is held and asked to stop",
+    CancelOutcome.TOO_LATE: "had just run and found it paid",
+    CancelOutcome.UNKNOWN: "is unknown",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What happens when, in seconds from the opening of the sale."""
+class Timeline:
+    """What happens when, in seconds after the sale opens."""
 
     rate: int = 25  # orders a second
-    pay_within: float = 8  # the "30 minutes" of real life
+    pay_within: float = 8  # "30 minutes" in real life
     warehouse_away: float = 11
     warehouse_back: float = 16
     kill: float = 20
@@ -75,8 +73,8 @@ class Plan:
         return self.sale_ends + self.pay_within
 
 
-FULL = Plan()
-FAST = Plan(
+FULL = Timeline()
+FAST = Timeline(
     pay_within=2,
     warehouse_away=2.5,
     warehouse_back=5.5,
@@ -87,12 +85,12 @@ FAST = Plan(
 )
 
 
-# --- What there is to see
+# --- State to draw
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth a line."""
+    """Something worth showing."""
 
     at: float
     words: str
@@ -111,9 +109,9 @@ class WorkerSeen:
 
 @dataclass(slots=True)
 class Scene:
-    """The state of things; the story changes it, the view draws it."""
+    """The current state; the story changes it, the view draws it."""
 
-    plan: Plan
+    timeline: Timeline
     now: float = 0
     chapter: str = "The shop opens"
     orders: Counter[str] = field(default_factory=Counter)
@@ -121,10 +119,10 @@ class Scene:
     parcels: int = 0
     queues: list[QueueInfo] = field(default_factory=list)
     workers: list[WorkerSeen] = field(default_factory=list)
-    # How late orders were cancelled: by live workers, and those that a dead one had in hand.
+    # How late orders were cancelled: by live workers, and those that a dead worker held.
     late_ms: list[int] = field(default_factory=list)
     taken_over_ms: list[int] = field(default_factory=list)
-    # Deadlines ahead, by slots of SLOT_S; and those that have passed, with no answer yet.
+    # Upcoming deadlines, by slots of SLOT_S; and those that have passed without an outcome yet.
     coming: list[int] = field(default_factory=list)
     overdue: int = 0
     events: list[Event] = field(default_factory=list)
@@ -140,22 +138,22 @@ class Deadline:
 
 
 class Story:
-    """One sales day. It changes `scene` as it goes; `run` gives the account of it."""
+    """One busy day. It changes `scene` as it goes; `run` returns the summary."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.scene = Scene(plan, pieces=plan.orders)
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.scene = Scene(timeline, pieces=timeline.orders)
         self._loop = asyncio.get_running_loop()
         self._opened = math.inf  # not yet
         self._dice = random.Random(7)  # the same customers each time
         self._deadlines: dict[int, Deadline] = {}
-        self._answers: Counter[Cancelled] = Counter()
+        self._answers: Counter[CancelOutcome] = Counter()
         self._reports = 0
 
     async def run(self) -> Summary:
-        """Play it from the opening to the account; whatever happens, no worker stays behind."""
-        open_shop(pieces=self.plan.orders)
-        with Workers(lease_s=self.plan.lease) as workers:
+        """Play it from start to end; whatever happens, no worker is left running."""
+        open_shop(pieces=self.timeline.orders)
+        with Workers(lease_s=self.timeline.lease) as workers:
             async with app:
                 await self._start(workers, 2)
                 async with asyncio.TaskGroup() as group:
@@ -167,36 +165,40 @@ class Story:
 
     async def _play(self, group: asyncio.TaskGroup, workers: Workers) -> None:
         """The script, from top to bottom."""
-        plan = self.plan
+        timeline = self.timeline
         self._opened = self._loop.time()
-        self._chapter(f"The sale: {plan.rate} orders a second, to be paid in {plan.pay_within:g} s")
+        self._chapter(
+            f"The sale: {timeline.rate} orders a second, payable within {timeline.pay_within:g} s"
+        )
         selling = group.create_task(self._sell())
 
-        await self._until(plan.pay_within)
-        self._chapter("The first deadlines: unpaid orders are cancelled, stock returns")
+        await self._until(timeline.pay_within)
+        self._chapter("First deadlines: unpaid orders are cancelled and return to stock")
 
-        await self._until(plan.warehouse_away)
-        self._chapter("The warehouse is away: jobs fail and are retried", "yellow")
+        await self._until(timeline.warehouse_away)
+        self._chapter("The warehouse is down: jobs fail and are retried", "yellow")
         AWAY.touch()
 
-        await self._until(plan.warehouse_back)
-        self._chapter("The warehouse is back: what has retries left goes through", "green")
+        await self._until(timeline.warehouse_back)
+        self._chapter("The warehouse is back: jobs with retries left succeed", "green")
         AWAY.unlink()
 
-        await self._until(plan.kill)
-        self._chapter("kill -9: the busiest worker dies, with jobs in its hand", "bold red")
+        await self._until(timeline.kill)
+        self._chapter("kill -9: the busiest worker dies while it holds jobs", "bold red")
         self._kill(workers)
 
-        await self._until(plan.replace)
-        self._chapter(f"A new worker; the dead one's jobs are taken over after {plan.lease:g} s")
+        await self._until(timeline.replace)
+        self._chapter(
+            f"A new worker starts; the dead one's jobs are taken over after {timeline.lease:g} s"
+        )
         await self._start(workers, 1)
 
-        await self._until(plan.rerun)
-        self._chapter("The sale is over; a person runs the dead jobs again", "green")
+        await self._until(timeline.rerun)
+        self._chapter("The sale is over; an operator reruns the dead jobs", "green")
         await self._rerun_dead()
 
-        await self._until(plan.ends)
-        self._chapter("The last deadline has passed; now the account")
+        await self._until(timeline.ends)
+        self._chapter("The last deadline has passed; now the final account")
         await selling
         await self._all_ended()
 
@@ -218,16 +220,16 @@ class Story:
 
     async def _sell(self) -> None:
         async with asyncio.TaskGroup() as customers:
-            for order_id in range(1, self.plan.orders + 1):
-                await self._until(order_id / self.plan.rate)
+            for order_id in range(1, self.timeline.orders + 1):
+                await self._until(order_id / self.timeline.rate)
                 customers.create_task(self._customer(order_id))
 
     async def _customer(self, order_id: int) -> None:
-        """Orders, and pays in time or not at all."""
-        wait = self.plan.pay_within * self._dice.uniform(0.05, 0.95)
+        """Places an order, and pays in time or not at all."""
+        wait = self.timeline.pay_within * self._dice.uniform(0.05, 0.95)
         pays = self._dice.random() < PAYING
-        falls = self._now() + self.plan.pay_within
-        job = await place_order(order_id, pay_within=self.plan.pay_within)
+        falls = self._now() + self.timeline.pay_within
+        job = await place_order(order_id, pay_within=self.timeline.pay_within)
         self._deadlines[order_id] = Deadline(job, falls)
         if pays:
             await asyncio.sleep(wait)
@@ -248,18 +250,18 @@ class Story:
     # --- Operators
 
     async def _start(self, workers: Workers, count: int) -> None:
-        """Start workers, and wait until they have reported for work."""
+        """Start workers, and wait until they are running."""
         new = [workers.start() for _ in range(count)]
         self.scene.workers += new
         deadline = self._loop.time() + START_S
         while not all(each.info for each in new):
-            workers.must_live(new)
+            workers.must_be_running(new)
             if self._loop.time() > deadline:
                 raise TickwheelError(f"the workers did not start within {START_S:g} s")
             await asyncio.sleep(0.05)
             await self._look_at_workers()
         for each in new:
-            self._tell(f"worker {each.number} is at work, pid {each.pid}", "cyan")
+            self._tell(f"worker {each.number} is running, pid {each.pid}", "cyan")
 
     def _kill(self, workers: Workers) -> None:
         victim = max(self.scene.workers, key=lambda each: each.info.held if each.info else 0)
@@ -268,12 +270,12 @@ class Story:
         self._tell(f"worker {victim.number} (pid {victim.pid}) was killed with kill -9", "red")
 
     async def _rerun_dead(self) -> None:
-        dead = [job.id for job in await find_all(Query(state=State.DEAD))]
+        dead = [info.id async for info in app.find_all(state="dead")]
         answers = await app.rerun(dead)
-        self._tell(f"{sum(answers)} dead jobs are run again: the warehouse is there now", "green")
+        self._tell(f"{sum(answers)} dead jobs are rerun now that the warehouse is back", "green")
 
     async def _all_ended(self) -> None:
-        """Wait until no deadline is open and no parcel is asked for, for as long as is decent."""
+        """Wait, for a limited time, until no deadline and no parcel request is open."""
         deadline = self._loop.time() + PATIENCE_S
         while self._loop.time() < deadline:
             if not any(queue.waiting or queue.running for queue in await app.queues()):
@@ -285,7 +287,7 @@ class Story:
     async def _watch(self) -> None:
         while True:
             await self._look()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _look(self) -> None:
         scene = self.scene
@@ -306,11 +308,11 @@ class Story:
             worker.info = seen.get(worker.pid, worker.info)
 
     async def _look_at_deadlines(self) -> None:
-        """See which orders were cancelled since the last look, and how late that was."""
+        """Find the orders cancelled since the last look, and how late that was."""
         passed = [each for each in self._deadlines.items() if each[1].falls < self._now()]
         for order_id, deadline in passed:
             info = await deadline.job.info()
-            # A payment may have come first while we asked.
+            # A payment may have come first in the meantime.
             if info.state is State.DONE and order_id in self._deadlines:
                 del self._deadlines[order_id]
                 self._note(order_id, late_ms(info.history), taken_over=info.takeovers > 0)
@@ -325,16 +327,16 @@ class Story:
             self._tell(f"order {order_id}: not paid; cancelled {late} ms after its deadline")
 
     def look_ahead(self) -> None:
-        """Count the coming deadlines anew: they come closer without any news."""
+        """Count the upcoming deadlines again: they come closer without any event."""
         scene, now = self.scene, self._now()
         scene.now = now
-        scene.coming = [0] * math.ceil(self.plan.pay_within / SLOT_S)
+        scene.coming = [0] * math.ceil(self.timeline.pay_within / SLOT_S)
         ahead = [deadline.falls - now for deadline in self._deadlines.values()]
         for seconds in ahead:
             if seconds >= 0:
                 scene.coming[min(int(seconds / SLOT_S), len(scene.coming) - 1)] += 1
-        # Not those of the last moment: they may only be news to us.
-        scene.overdue = sum(seconds < -2 * LOOK_S for seconds in ahead)
+        # Not those of the last moment: we may just not have seen their outcome yet.
+        scene.overdue = sum(seconds < -2 * POLL_S for seconds in ahead)
 
     async def _account(self) -> Summary:
         killed = {
@@ -342,21 +344,11 @@ class Story:
         }
         return account(
             await asyncio.to_thread(read_books),
-            await find_all(Query()),
-            expected=self.plan.orders,
+            [info async for info in app.find_all()],
+            expected=self.timeline.orders,
             killed=killed,
             answers=self._answers,
         )
-
-
-async def find_all(query: Query) -> list[Job]:
-    """All jobs that match, page by page."""
-    page = await app.find(query, limit=1000)
-    jobs = page.jobs
-    while page.cursor is not None:
-        page = await app.find(query, cursor=page.cursor, limit=1000)
-        jobs += page.jobs
-    return jobs
 
 
 def read_books() -> Books:
@@ -366,7 +358,7 @@ def read_books() -> Books:
         return Books(
             orders=dict(db.execute("SELECT id, state FROM orders")),
             pieces=pieces,
-            parcels=dict(db.execute("SELECT order_id, asked FROM parcels")),
+            parcels=dict(db.execute("SELECT order_id, requests FROM parcels")),
             reports=[(datetime.fromisoformat(tick), left) for tick, left in reports],
         )
 
@@ -375,14 +367,14 @@ def read_books() -> Books:
 
 
 class Workers:
-    """Processes of `tickwheel worker`. None of them outlives the block, or this process."""
+    """`tickwheel worker` processes. None of them outlives the block, or this process."""
 
     def __init__(self, *, lease_s: float) -> None:
         self._lease_s = lease_s
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        # Workers stop when nobody can write to it any more, however we ended.
+        # Workers stop when its write end closes, however we end.
         self._lifeline = os.pipe()
         return self
 
@@ -408,7 +400,7 @@ class Workers:
             *("--lease", f"{self._lease_s}s", "--grace", "2s", "--log-level", "warning"),
             *("--parent", str(self._lifeline[0])),
         ]
-        # In the demo's own folder and without the user's settings: they are for other apps.
+        # In the demo's own folder and without the user's settings, which are for other apps.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TICKWHEEL_")}
         with self._log(number).open("wb") as log:
             process = subprocess.Popen(
@@ -427,11 +419,11 @@ class Workers:
         self._processes[number - 1].kill()
         self._processes[number - 1].wait()
 
-    def must_live(self, workers: Sequence[WorkerSeen]) -> None:
-        """Raise, with its last words, where one of these has ended by itself."""
+    def must_be_running(self, workers: Sequence[WorkerSeen]) -> None:
+        """Raise, with its last log line, if one of these has ended by itself."""
         for number in [each.number for each in workers]:
             if self._processes[number - 1].poll() is not None:
-                words = self._log(number).read_text(errors="replace").splitlines() or ["no word"]
+                words = self._log(number).read_text(errors="replace").splitlines() or ["no output"]
                 raise TickwheelError(f"worker {number} ended: {words[-1]}")
 
     def _log(self, number: int) -> Path:

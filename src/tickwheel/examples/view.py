@@ -1,4 +1,4 @@
-"""The story on a terminal: a live picture of it, or plain lines where nobody sees a screen."""
+"""Show the story on a terminal: a live screen, or plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rich.table import Table
 from rich.text import Text
 
 from tickwheel import State
-from tickwheel.examples.account import Punctuality, Summary
-from tickwheel.examples.story import SLOT_S, Plan, Scene, Story, WorkerSeen
+from tickwheel.examples.account import Lateness, Summary
+from tickwheel.examples.story import SLOT_S, Scene, Story, Timeline, WorkerSeen
 
 REFRESH_S = 1 / 8
-# Without a screen: a line about the state of things, so often.
+# Without a terminal: how often to print a status line.
 PLAIN_EVERY_S = 5.0
-# Rows of a frame besides the events, and of the chart in it.
+# Rows of a frame without the events, and of the chart in it.
 FIXED_ROWS, CHART_ROWS = 20, 4
-# Jobs due within a second are in a worker's wheel; the others only in the store.
+# Jobs due within a second are in a worker's wheel; the others are only in the store.
 WHEEL_SLOTS = round(1 / SLOT_S)
 PICTURE_WIDTH, PICTURE_HEIGHT = 100, 29
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-async def show(plan: Plan, console: Console, *, picture: Path | None = None) -> Summary:
-    """Play the story on this console; `picture` is an SVG file to write a late frame of it to."""
-    story, recording = Story(plan), Recording()
+async def show(timeline: Timeline, console: Console, *, picture: Path | None = None) -> Summary:
+    """Play the story on this console; `picture` is an SVG file for a late frame of it."""
+    story, recording = Story(timeline), Recording()
     on_screen = console.is_terminal and not console.is_dumb_terminal
     with Screen(console) if on_screen else Lines(console) as face:
         async with asyncio.TaskGroup() as group:
@@ -49,7 +49,7 @@ async def show(plan: Plan, console: Console, *, picture: Path | None = None) -> 
 
 
 class Screen(Live):
-    """A live picture."""
+    """A live screen."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console=console, auto_refresh=False)
@@ -59,7 +59,7 @@ class Screen(Live):
 
 
 class Lines(AbstractContextManager["Lines"]):
-    """For a log: each event as a line, and now and then one about the state of things."""
+    """For a log: each event as a line, and a status line now and then."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -77,7 +77,7 @@ class Lines(AbstractContextManager["Lines"]):
 
 
 class Recording:
-    """The frame in which most is going on, soon after the dead worker was replaced, as SVG."""
+    """The busiest frame, soon after the dead worker was replaced, as SVG."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -91,14 +91,14 @@ class Recording:
         )
 
     def draw(self, scene: Scene) -> None:
-        if not self._taken and scene.now >= scene.plan.replace + 1.5:
+        if not self._taken and scene.now >= scene.timeline.replace + 1.5:
             self._console.print(frame(scene, PICTURE_WIDTH, PICTURE_HEIGHT))
             self._taken = True
 
     def save(self, summary: Summary, path: Path) -> None:
         self._console.print(summary_table(summary))
         svg = self._console.export_svg(title="tickwheel demo")
-        # Without fonts from elsewhere: a picture that asks no other server for anything.
+        # Without web fonts: the picture loads nothing from other servers.
         path.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")
 
 
@@ -106,7 +106,7 @@ class Recording:
 
 
 def frame(scene: Scene, width: int, height: int) -> RenderableType:
-    """The whole picture; it fits 80 columns and 24 rows, and uses what more there is for events."""
+    """The whole screen; it fits 80 columns and 24 rows, and uses extra rows for events."""
     half = width // 2
     upper, lower = Table.grid(expand=True), Table.grid(expand=True)
     for row in (upper, lower):
@@ -124,9 +124,9 @@ def _heading(scene: Scene) -> RenderableType:
     heading.add_column(no_wrap=True)
     heading.add_column(justify="right", no_wrap=True)
     heading.add_row(
-        Text(scene.chapter, style="bold"), f"{scene.now:.1f} of {scene.plan.ends:.0f} s"
+        Text(scene.chapter, style="bold"), f"{scene.now:.1f} of {scene.timeline.ends:.0f} s"
     )
-    progress.add_row(ProgressBar(total=scene.plan.ends, completed=scene.now))
+    progress.add_row(ProgressBar(total=scene.timeline.ends, completed=scene.now))
     return Group(heading, progress)
 
 
@@ -135,7 +135,7 @@ def _orders(scene: Scene) -> RenderableType:
     table.add_column(width=9)
     table.add_column(width=5, justify="right")
     table.add_column(ratio=1)
-    most = scene.plan.orders
+    most = scene.timeline.orders
     table.add_row("placed", f"{scene.orders.total():,}", "")
     for state, colour in (("open", "yellow"), ("paid", "green"), ("cancelled", "cyan")):
         count = scene.orders[state]
@@ -146,9 +146,9 @@ def _orders(scene: Scene) -> RenderableType:
 
 
 def _deadlines(scene: Scene, width: int) -> RenderableType:
-    """How many deadlines fall into each coming slot: the wheel's, then the store's."""
+    """How many deadlines are in each upcoming slot: the wheel's, then the store's."""
     wide = max(width // max(len(scene.coming), 1), 1)
-    most = max([scene.plan.rate * SLOT_S, *scene.coming])
+    most = max([scene.timeline.rate * SLOT_S, *scene.coming])
     chart = Text(no_wrap=True)
     for row in reversed(range(CHART_ROWS)):
         for slot, count in enumerate(scene.coming):
@@ -156,13 +156,13 @@ def _deadlines(scene: Scene, width: int) -> RenderableType:
             colour = "magenta" if slot < WHEEL_SLOTS else "cyan"
             chart.append(BLOCKS[filled] * (wide - 1) + " " * (wide > 1), style=colour)
         chart.append("\n")
-    far = f"in {scene.plan.pay_within:g} s"
+    far = f"in {scene.timeline.pay_within:g} s"
     overdue = f"overdue {scene.overdue}" if scene.overdue else ""
     room = wide * len(scene.coming) - len(far) - 3
     chart.append("now").append(f"{overdue:^{max(room, 0)}}", style="bold red").append(far)
     chart.append("\n█", style="magenta").append(" in a wheel  ")
     chart.append("█", style="cyan").append(" in the store")
-    return Panel(chart, title="coming deadlines", title_align="left", border_style="dim")
+    return Panel(chart, title="upcoming deadlines", title_align="left", border_style="dim")
 
 
 def _jobs(scene: Scene) -> RenderableType:
@@ -181,10 +181,10 @@ def _jobs(scene: Scene) -> RenderableType:
 def _workers(scene: Scene) -> RenderableType:
     lines = [_worker(worker) for worker in scene.workers]
     lines += [Text()] * (4 - len(lines))
-    late = late_words(Punctuality.of(scene.late_ms)).replace(" ms,", ",")
+    late = late_words(Lateness.of(scene.late_ms)).replace(" ms,", ",")
     lines.append(Text(f"late by  {late}", no_wrap=True, overflow="ellipsis"))
-    taken = Punctuality.of(scene.taken_over_ms)
-    words = f"taken over  {taken.jobs}, late by {ms(taken.max_ms)} at most" if taken.jobs else ""
+    taken = Lateness.of(scene.taken_over_ms)
+    words = f"taken over  {taken.jobs}, at most {ms(taken.max_ms)} late" if taken.jobs else ""
     lines.append(Text(words, style="magenta"))
     return Panel(Group(*lines), title="workers", title_align="left", border_style="dim")
 
@@ -211,21 +211,21 @@ def _events(scene: Scene, rows: int) -> RenderableType:
 
 
 def one_line(scene: Scene) -> str:
-    orders, late = scene.orders, Punctuality.of(scene.late_ms)
+    orders, late = scene.orders, Lateness.of(scene.late_ms)
     return (
         f"-- placed {orders.total()}, open {orders['open']}, paid {orders['paid']}, "
         f"cancelled {orders['cancelled']}, in stock {scene.pieces}; late by {late_words(late)}"
     )
 
 
-def late_words(late: Punctuality) -> str:
+def late_words(late: Lateness) -> str:
     if not late.jobs:
         return "no deadline has passed yet"
     return f"p50 {ms(late.p50_ms)}, p99 {ms(late.p99_ms)}, max {ms(late.max_ms)}"
 
 
 def ms(value: int) -> str:
-    """Whole milliseconds, and 0 as what it is: less than one."""
+    """Whole milliseconds, with 0 shown as less than one."""
     if value >= 1000:
         return f"{value / 1000:.1f} s"
     return f"{value} ms" if value else "<1 ms"
@@ -235,7 +235,7 @@ def ms(value: int) -> str:
 
 
 def summary_table(summary: Summary) -> RenderableType:
-    """What became of it all, and whether it adds up."""
+    """The results, and whether they add up."""
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
@@ -253,12 +253,12 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("stock", f"{summary.pieces_before} pieces, {sold} sold, {summary.pieces_after} left"),
         ("parcels", f"{summary.parcels} sent for {summary.paid} paid orders"),
         (
-            "while the warehouse was away",
-            f"{summary.retried} jobs came through by a retry; {summary.dead} were dead, "
+            "while the warehouse was down",
+            f"{summary.retried} jobs succeeded after a retry; {summary.dead} were dead, "
             f"rerun later: {summary.rerun} done",
         ),
         (
-            "in the killed worker's hand",
+            "held by the killed worker",
             f"{summary.taken_over} jobs, taken over; {summary.asked_twice} asked twice for their "
             "parcel, got one",
         ),
@@ -274,7 +274,7 @@ def _punctuality(summary: Summary) -> RenderableType:
     for name, late in (
         ("all cancelled orders", summary.punctuality),
         ("  by live workers", summary.by_live_workers),
-        ("  in the killed worker's hand", summary.in_killed_hand),
+        ("  held by the killed worker", summary.in_killed_hand),
     ):
         figures = [ms(late.p50_ms), ms(late.p99_ms), ms(late.max_ms)] if late.jobs else ["-"] * 3
         table.add_row(name, str(late.jobs), *figures)
@@ -283,5 +283,7 @@ def _punctuality(summary: Summary) -> RenderableType:
 
 def _verdict(summary: Summary) -> RenderableType:
     if not summary.wrong:
-        return Text("✓ nothing lost, nothing early, nothing doubled; stock adds up", "bold green")
+        return Text(
+            "✓ nothing lost, nothing early, nothing duplicated; the stock adds up", "bold green"
+        )
     return Text("\n".join(f"✗ {words}" for words in summary.wrong), "bold red")

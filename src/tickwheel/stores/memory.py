@@ -1,5 +1,4 @@
-"""`memory://`: jobs in a dict, found by the wheel. For tests, for throw-away work, and as the
-plainest statement of the contract.
+"""`memory://`: jobs in a dict, found by the wheel; the plainest statement of the contract.
 
 One lock makes every step atomic, so handles may be used from several threads and event loops.
 """
@@ -7,11 +6,12 @@ One lock makes every step atomic, so handles may be used from several threads an
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -19,49 +19,64 @@ from tickwheel import job as life
 from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.clock import Clock, SystemClock, moved_ms, wall_ns
 from tickwheel.errors import BadConfig
-from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.ids import new_fence
+from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.limit import Rate, admit
+from tickwheel.masking import masked
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo, job_bytes
-from tickwheel.throttle import Rate, admit
+from tickwheel.store import (
+    PARKED_LIMIT,
+    Durability,
+    Finding,
+    Page,
+    Query,
+    QueueInfo,
+    Tell,
+    WorkerInfo,
+    job_bytes,
+    not_a_cursor,
+)
+from tickwheel.stores.waiting import Waiters, Watches
 from tickwheel.wheel import TimingWheel
 
 _Entry = tuple[int, int, str]
+# A queue, and a task for jobs that are parked.
+_Line = tuple[str, str | None]
 
 
 class MemoryStore:
-    """Keeps the contract for as long as the process lives."""
+    """Keeps the contract for as long as the process runs."""
 
-    lanes = 1
+    max_inflight = 1
     own_clock = True
 
     def __init__(self, *, clock: Clock | None = None, ahead_ms: int = 1000) -> None:
         self.ahead_ms = ahead_ms
         self._clock = clock or SystemClock()
-        # The clock as it was last looked at: see `wall_ns`.
+        # The clock when it was last read: see `wall_ns`.
         self._seen_ns: int | None = None
-        # One that a thread may take twice: a wait whose loop was closed under it ends as garbage,
-        # whenever that is collected.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         # When each job next matters: its due time while waiting, its lease's end while running.
         self._due: TimingWheel[str] = TimingWheel()
         self._leases: TimingWheel[str] = TimingWheel()
-        # What has become claimable, by queue: (-priority, order, id). An entry is live while
-        # `_place` still has its order; any change of the job makes it stale.
-        self._ready: dict[str, list[_Entry]] = {}
-        self._place: dict[str, int] = {}
+        # What has become claimable, by line: (-priority, order, id). An entry is live while
+        # `_ready_order` still has its order; any change of the job makes it stale.
+        self._ready: dict[_Line, list[_Entry]] = {}
+        self._ready_order: dict[str, int] = {}
         self._order = itertools.count()
         self._paused: set[str] = set()
         self._counts: dict[str, Counter[State]] = {}
         self._schedules: dict[str, Schedule] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._buckets: dict[str, int] = {}
-        self._waiters: set[_Waiter] = set()
+        self._waiters = Waiters()
+        self._watches = Watches()
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> MemoryStore:
-        if url != "memory://":
-            raise BadConfig(f"{url!r}: memory:// takes neither a name nor options")
+        if url.lower() != "memory://":
+            raise BadConfig(f"{masked(url)!r}: memory:// takes neither a name nor options")
         return cls(clock=clock)
 
     async def open(self) -> None:
@@ -70,7 +85,7 @@ class MemoryStore:
     async def close(self) -> None:
         pass
 
-    def twin(self) -> MemoryStore:
+    def new_handle(self) -> MemoryStore:
         return self
 
     async def time_ns(self) -> int:
@@ -81,7 +96,7 @@ class MemoryStore:
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         with self._lock:
             added = [self._add(job) for job in jobs]
-            self._wake()
+            self._waiters.notify()
         return added
 
     def _add(self, job: Job) -> bool:
@@ -91,23 +106,36 @@ class MemoryStore:
         return True
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        now_ms: int,
+        lease_ms: int,
+        tasks: Collection[str] = (),
+        call: int | None = None,
+        again: bool = False,
     ) -> list[Job]:
         with self._lock:
             self._follow_clock()
+            call = new_fence() if call is None else call
+            if again and (held := self._claimed_by(call, now_ms, lease_ms)):
+                return held
             self._collect(now_ms)
-            jobs = [self._jobs[id] for id in self._take(queues, limit, now_ms)]
-            fence = life.new_fence()
-            taken = [
-                life.claimed(job, worker=worker, fence=fence, now_ms=now_ms, lease_ms=lease_ms)
-                for job in jobs
-            ]
-            for job in taken:
-                self._put(job)
-        return taken
+            claimed = functools.partial(
+                life.claimed, worker=worker, fence=call, now_ms=now_ms, lease_ms=lease_ms
+            )
+            return self._take(self._open(queues, tasks), limit, now_ms, claimed)
+
+    def _claimed_by(self, fence: int, now_ms: int, lease_ms: int) -> list[Job]:
+        """The jobs that the claim with this fence took and still holds."""
+        mine = [job for job in self._jobs.values() if job.fence == fence]
+        held = [self._extend(job, now_ms, lease_ms) for job in mine]
+        return [job for job in held if job is not None]
 
     def _follow_clock(self) -> None:
-        """A lease is a span of time: where the clock was set, its end is another moment now."""
+        """Leases are durations: when the clock is set, their ends move with it."""
         now_ns = wall_ns(self._clock)
         step_ms = moved_ms(now_ns, self._seen_ns)
         if step_ms or self._seen_ns is None:
@@ -125,13 +153,19 @@ class MemoryStore:
             self._make_ready(job)
 
     def _make_ready(self, job: Job) -> None:
-        order = self._place[job.id] = next(self._order)
-        heapq.heappush(self._ready.setdefault(job.queue, []), (-job.priority, order, job.id))
+        order = self._ready_order[job.id] = next(self._order)
+        line = job.queue, job.task if job.parked else None
+        heapq.heappush(self._ready.setdefault(line, []), (-job.priority, order, job.id))
 
-    def _take(self, queues: Sequence[str], limit: int, now_ms: int) -> list[str]:
-        """The ids to hand out, best first."""
-        heaps = [self._ready[queue] for queue in self._open(queues)]
-        taken: list[str] = []
+    def _take(
+        self,
+        heaps: Sequence[list[_Entry]],
+        limit: int,
+        now_ms: int,
+        claimed: Callable[[Job], Job],
+    ) -> list[Job]:
+        """Claim the best jobs."""
+        taken: list[Job] = []
         total = 0
         too_soon: list[tuple[list[_Entry], _Entry]] = []
         while len(taken) < limit and (heap := min(filter(None, heaps), default=None)):
@@ -139,29 +173,37 @@ class MemoryStore:
             if not self._live(entry):
                 continue
             job = self._jobs[entry[2]]
-            # The clock of this caller may be behind that of the one who made the entry.
+            # This caller's clock may be behind that of the caller who made the entry.
             if self._claimable_ms(job) > now_ms:
                 too_soon.append((heap, entry))
-            elif job.asked:
-                self._put(life.cancelled(job, now_ms=now_ms))
-            elif taken and total + job_bytes(job) > BATCH_BYTES:
-                heapq.heappush(heap, entry)
-                break
-            else:
-                taken.append(entry[2])
+                continue
+            job = claimed(job)
+            if job.state is State.RUNNING:
                 total += job_bytes(job)
+                if taken and total > BATCH_BYTES:
+                    heapq.heappush(heap, entry)
+                    break
+                taken.append(job)
+            self._put(job)
         for heap, entry in too_soon:
             heapq.heappush(heap, entry)
         return taken
 
-    def _open(self, queues: Sequence[str]) -> list[str]:
-        return [q for q in dict.fromkeys(queues) if q in self._ready and q not in self._paused]
+    def _open(self, queues: Sequence[str], tasks: Collection[str]) -> list[list[_Entry]]:
+        """What is ready in these queues, but for parked jobs of other tasks."""
+        return [
+            heap
+            for (queue, task), heap in self._ready.items()
+            if queue in queues and queue not in self._paused and (task is None or task in tasks)
+        ]
 
     def _live(self, entry: _Entry) -> bool:
-        return self._place.get(entry[2]) == entry[1]
+        return self._ready_order.get(entry[2]) == entry[1]
 
     def _claimable_ms(self, job: Job) -> int:
-        return job.lease_until_ms or job.due_ms - self.ahead_ms
+        since_ms = life.claimable_ms(job, ahead_ms=self.ahead_ms)
+        assert since_ms is not None, "a job that has ended is in no wheel and no heap"
+        return since_ms
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         with self._lock:
@@ -170,56 +212,41 @@ class MemoryStore:
 
     def _extend(self, job: Job, now_ms: int, lease_ms: int) -> Job | None:
         current = self._jobs.get(job.id)
-        if current is None or current.fence != job.fence or not life.held(current, now_ms=now_ms):
+        if current is None or not life.holds(job, current, now_ms=now_ms):
             return None
-        longer = msgspec.structs.replace(
-            current, lease_until_ms=now_ms + lease_ms, started_ms=job.started_ms
-        )
+        longer = life.extended(current, job, now_ms=now_ms, lease_ms=lease_ms)
         self._put(longer)
         return longer
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         with self._lock:
             self._follow_clock()
-            answers = [self._settle(settlement, now_ms) for settlement in settlements]
-            self._wake()
+            answers, changes = life.settle(settlements, self._jobs, now_ms=now_ms)
+            for job in changes.values():
+                self._put(job)
+            self._waiters.notify()
         return answers
 
-    def _settle(self, settlement: Settlement, now_ms: int) -> bool:
-        job = settlement.job
-        current = self._jobs.get(job.id)
-        if current is None:
-            return False
-        if current.settled == job.fence:
-            return True
-        if current.fence != job.fence or not life.held(current, now_ms=now_ms):
-            return False
-        self._put(life.settled(current, settlement))
-        return True
-
-    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelOutcome]:
         with self._lock:
             self._follow_clock()
             answers = [self._cancel(id, now_ms) for id in ids]
-            self._wake()
+            self._waiters.notify()
         return answers
 
-    def _cancel(self, id: str, now_ms: int) -> Cancelled:
+    def _cancel(self, id: str, now_ms: int) -> CancelOutcome:
         job = self._jobs.get(id)
         if job is None:
-            return Cancelled.UNKNOWN
-        if job.state.ended:
-            return Cancelled.TOO_LATE
-        if life.held(job, now_ms=now_ms):
-            self._put(msgspec.structs.replace(job, asked=True))
-            return Cancelled.ASKED
-        self._put(life.cancelled(job, now_ms=now_ms))
-        return Cancelled.CANCELLED
+            return CancelOutcome.UNKNOWN
+        outcome, after = life.cancel(job, now_ms=now_ms)
+        if after is not job:
+            self._put(after)
+        return outcome
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
         with self._lock:
             answers = [self._rerun(id, now_ms) for id in ids]
-            self._wake()
+            self._waiters.notify()
         return answers
 
     def _rerun(self, id: str, now_ms: int) -> bool:
@@ -259,7 +286,7 @@ class MemoryStore:
             counts[before.state] -= 1
             self._due.remove(job.id)
             self._leases.remove(job.id)
-            self._place.pop(job.id, None)
+            self._ready_order.pop(job.id, None)
         counts[job.state] += 1
         self._jobs[job.id] = job
         if job.state is State.WAITING:
@@ -267,24 +294,24 @@ class MemoryStore:
         elif job.state is State.RUNNING:
             assert job.lease_until_ms is not None
             self._leases.add(job.id, job.lease_until_ms)
+        elif self._watches.anyone:
+            self._watches.hear([job.id])
 
     # --- Waiting
 
-    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
-        waiter = _Waiter()
-        with self._lock:
-            next_ms = self._next_ms(queues, now_ms)
-            self._waiters.add(waiter)
-        try:
-            await waiter.until((until_ms if next_ms is None else min(next_ms, until_ms)) - now_ms)
-        finally:
+    async def wait(
+        self, queues: Sequence[str], *, now_ms: int, until_ms: int, tasks: Collection[str] = ()
+    ) -> None:
+        async def next_ms(now_ms: int) -> int | None:
             with self._lock:
-                self._waiters.discard(waiter)
+                return self._next_ms(queues, tasks, now_ms)
 
-    def _next_ms(self, queues: Sequence[str], now_ms: int) -> int | None:
+        await self._waiters.until_due((), next_ms, now_ms=now_ms, until_ms=until_ms)
+
+    def _next_ms(self, queues: Sequence[str], tasks: Collection[str], now_ms: int) -> int | None:
         self._collect(now_ms)
         moments = []
-        for heap in (self._ready[queue] for queue in self._open(queues)):
+        for heap in self._open(queues, tasks):
             while heap and not self._live(heap[0]):
                 heapq.heappop(heap)
             if heap:
@@ -294,31 +321,26 @@ class MemoryStore:
         moments += [lease] if lease is not None else []
         return min(moments, default=None)
 
-    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        waiter = _Waiter()
-        with self._lock:
-            if ids := self._asked_of(worker):
-                return ids
-            self._waiters.add(waiter)
-        try:
-            await waiter.until(until_ms - now_ms)
-        finally:
+    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        async def find() -> list[str]:
             with self._lock:
-                self._waiters.discard(waiter)
-        with self._lock:
-            return self._asked_of(worker)
+                return self._ids_to_stop(worker)
 
-    def _asked_of(self, worker: str) -> list[str]:
+        return await self._waiters.until_found((), find, now_ms=now_ms, until_ms=until_ms)
+
+    async def watch_ended(
+        self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
+    ) -> None:
+        with self._watches.watching(ids, tell) as watch:
+            watch.tell()
+            await watch.until(asyncio.get_running_loop().time() + (until_ms - now_ms) / 1000)
+
+    def _ids_to_stop(self, worker: str) -> list[str]:
         return [
             job.id
             for job in self._jobs.values()
-            if job.asked and job.worker == worker and job.state is State.RUNNING
+            if job.cancel_requested and job.worker == worker and job.state is State.RUNNING
         ]
-
-    def _wake(self) -> None:
-        for waiter in list(self._waiters):
-            if not waiter.wake():
-                self._waiters.discard(waiter)
 
     # --- Schedules
 
@@ -326,8 +348,18 @@ class MemoryStore:
         with self._lock:
             stored = msgspec.structs.replace(schedule, fence=next(self._order) + 1)
             self._schedules[schedule.name] = stored
-            self._wake()
+            self._waiters.notify()
         return stored
+
+    async def replace_schedule(self, schedule: Schedule) -> bool:
+        with self._lock:
+            current = self._schedules.get(schedule.name)
+            if current is None or schedule.fence != current.fence:
+                return False
+            fence = next(self._order) + 1
+            self._schedules[schedule.name] = msgspec.structs.replace(schedule, fence=fence)
+            self._waiters.notify()
+        return True
 
     async def delete_schedule(self, name: str) -> bool:
         with self._lock:
@@ -350,10 +382,10 @@ class MemoryStore:
                 last_id=jobs[-1].id if jobs else current.last_id,
                 fence=next(self._order) + 1,
             )
-            self._wake()
+            self._waiters.notify()
         return True
 
-    # --- Looking and operating
+    # --- Browsing and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         with self._lock:
@@ -361,13 +393,14 @@ class MemoryStore:
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         """Sorts all jobs for each page: fit for tests, where jobs are few."""
+        before, mark, last = ("after:" if cursor is None else cursor).partition("after:")
+        if before or not mark:
+            raise not_a_cursor(str(cursor))
         with self._lock:
-            matching = [
-                id for id in sorted(self._jobs) if id > (cursor or "") and self._matches(id, query)
-            ]
+            matching = [id for id in sorted(self._jobs) if id > last and self._matches(id, query)]
             jobs = [self._jobs[id] for id in matching[:limit]]
         jobs = next(portions(jobs, job_bytes, most=limit), [])
-        return Page(jobs=jobs, cursor=jobs[-1].id if len(matching) > len(jobs) else None)
+        return Page(jobs=jobs, cursor=f"after:{jobs[-1].id}" if len(matching) > len(jobs) else None)
 
     def _matches(self, id: str, query: Query) -> bool:
         job = self._jobs[id]
@@ -375,7 +408,16 @@ class MemoryStore:
             (query.state is None or job.state is query.state)
             and (query.queue is None or job.queue == query.queue)
             and (query.task is None or job.task == query.task)
+            and query.has_meta(job)
         )
+
+    async def parked(self) -> list[Job]:
+        with self._lock:
+            parked = sorted(filter(lambda job: job.parked, self._jobs.values()), key=_due_ms)
+        first: dict[_Line, Job] = {}
+        for job in parked:
+            first.setdefault((job.queue, job.task), job)
+        return list(first.values())[:PARKED_LIMIT]
 
     async def queues(self) -> list[QueueInfo]:
         with self._lock:
@@ -391,7 +433,7 @@ class MemoryStore:
     async def pause(self, queue: str, paused: bool) -> None:
         with self._lock:
             (self._paused.add if paused else self._paused.discard)(queue)
-            self._wake()
+            self._waiters.notify()
 
     async def beat(self, worker: WorkerInfo) -> None:
         with self._lock:
@@ -415,7 +457,7 @@ class MemoryStore:
             process_crash=False,
             power_loss=False,
             machine_loss=False,
-            summary="jobs live in this process alone and end with it",
+            summary="jobs are in the memory of this process and end with it",
             fixes=("use sqlite:///jobs.db to keep jobs on disk",),
         )
 
@@ -423,24 +465,5 @@ class MemoryStore:
         return []
 
 
-class _Waiter:
-    """Lets one event loop wait for news from any thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
-
-    def wake(self) -> bool:
-        """False where nobody waits any more: the loop was closed under it."""
-        try:
-            self._loop.call_soon_threadsafe(self._news.set)
-        except RuntimeError:
-            return False
-        return True
-
-    async def until(self, ms: int) -> None:
-        try:
-            async with asyncio.timeout(max(ms, 0) / 1000):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+def _due_ms(job: Job) -> int:
+    return job.due_ms

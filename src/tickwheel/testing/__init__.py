@@ -1,8 +1,8 @@
-"""For tests of programs that use Tickwheel, and for our own.
+"""Tools for testing programs that use Tickwheel, and Tickwheel itself.
 
-`sandbox(app)` gives an app a store in memory and a time of its own for the length of a test: see
-docs/testing.md. Below it are an event loop whose time is virtual, which carries the engine itself,
-and a store behind a bad line.
+`sandbox(app)` gives an app a store in memory and its own clock for the duration of a test: see
+docs/testing.md. Also here: an event loop with virtual time, which can run the engine itself, and a
+store with an unreliable connection.
 """
 
 from tickwheel.testing.box import Box, SyncBox

@@ -1,4 +1,4 @@
-"""A box as a test sees it: what happened, what is expected, and time to let pass."""
+"""The box that a test uses: see what happened, assert on it, and move time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from datetime import datetime
 from typing import Any
 
 from tickwheel.app import App
-from tickwheel.calls import Task
+from tickwheel.checks import AnyPriority
 from tickwheel.client import JobInfo
-from tickwheel.errors import BadTime, UsageError
+from tickwheel.duration import Duration, due_ms, duration_ms, moment
+from tickwheel.errors import BadTime, UsageError, shown
 from tickwheel.job import State
-from tickwheel.span import Span, due_ms, moment, span_ms
-from tickwheel.tasks import PriorityName
+from tickwheel.task import Task
 from tickwheel.testing.driver import Driver
 from tickwheel.testing.expect import Expected, complaint, expected
-from tickwheel.testing.place import BoxClock, BoxStore, by_hand, off_any_loop
+from tickwheel.testing.parts import BoxClock, BoxStore, by_hand, off_any_loop
 from tickwheel.testing.running import BoxRun
 
 AnyTask = Task[..., Any, Any]
 
 
-class Looks:
-    """What both kinds of box can tell; also when their block is over."""
+class BoxView:
+    """What both kinds of box can show, also after their block has ended."""
 
     def __init__(self, app: App, clock: BoxClock, store: BoxStore, driver: Driver) -> None:
         self._app = app
@@ -42,39 +42,40 @@ class Looks:
 
     @property
     def errors(self) -> list[BaseException]:
-        """What the runs that failed raised."""
+        """The exceptions of failed runs."""
         return [run.exception for run in self.runs if run.failed and run.exception is not None]
 
     def jobs(
         self, *, state: State | str | None = None, task: AnyTask | str | None = None
     ) -> list[JobInfo]:
-        """The jobs in the box, in the order in which they were added, those of ticks included."""
+        """The jobs in the box, including those of ticks, in the order in which they were added."""
         wanted = None if state is None else _checked_state(state)
         name = task.name if isinstance(task, Task) else task
         return [
-            JobInfo.of(job)
+            self._app._access.info_of(job)
             for job in self._store.all()
             if wanted in (None, job.state) and name in (None, job.task)
         ]
 
     def assert_enqueued(
         self,
+        /,
         task: AnyTask,
         *args: Any,
         arguments: Mapping[str, Any] | None = None,
-        delay: Span | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
         queue: str | None = None,
-        priority: PriorityName | None = None,
+        priority: AnyPriority | None = None,
         id: str | None = None,
         count: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Fail unless the task was enqueued, with these arguments and choices, in this box.
+        """Fail unless the task was enqueued in this box, with these arguments and choices.
 
-        Without arguments any will do; with some, the call must be the same one. `count` says how
-        often exactly; without it, once is enough. Where an argument of the task has the name of a
-        choice, give the task's own as `arguments={…}`.
+        Without arguments any call matches; with some, the call must be the same. `count` is the
+        exact number; without it, one is enough. If an argument of the task has the name of a
+        choice, pass the task's arguments as `arguments={…}`.
         """
         __tracebackhide__ = True
         choices = {"delay": delay, "at": at, "queue": queue, "priority": priority, "id": id}
@@ -83,17 +84,18 @@ class Looks:
 
     def assert_not_enqueued(
         self,
+        /,
         task: AnyTask,
         *args: Any,
         arguments: Mapping[str, Any] | None = None,
-        delay: Span | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
         queue: str | None = None,
-        priority: PriorityName | None = None,
+        priority: AnyPriority | None = None,
         id: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Fail if the task was enqueued so; with no arguments and choices, if it was at all."""
+        """Fail if the task was enqueued like this; without arguments and choices, if at all."""
         __tracebackhide__ = True
         choices = {"delay": delay, "at": at, "queue": queue, "priority": priority, "id": id}
         wanted = self._expected(task, args, kwargs, arguments, choices)
@@ -108,7 +110,9 @@ class Looks:
         choices: dict[str, Any],
     ) -> Expected:
         if not isinstance(task, Task):
-            raise UsageError(f"{task!r} is not a task: give a function that has @app.task")
+            raise UsageError(
+                f"{shown(task)} is not a task; pass a function decorated with @app.task"
+            )
         return expected(task.definition, args, kwargs, arguments=arguments, **choices)
 
     def _check(self, wanted: Expected, count: int | None) -> None:
@@ -119,77 +123,81 @@ class Looks:
 
     # --- For the boxes
 
-    def _until_ms(self, span: Span | None, until: datetime | None) -> int:
-        """Where a journey ends; BadTime where that lies behind."""
-        if (span is None) == (until is None):
-            raise BadTime("give a length of time, as in travel('30m'), or until=an aware datetime")
+    def _until_ms(self, duration: Duration | None, until: datetime | None) -> int:
+        """When a travel ends. Raises BadTime if that is in the past."""
+        if (duration is None) == (until is None):
+            raise BadTime("pass a duration, as in travel('30m'), or until=an aware datetime")
         now_ms = self._clock.now_ms()
         if until is None:
-            assert span is not None
-            return now_ms + span_ms(span)
-        if due_ms(until) < now_ms:
+            assert duration is not None
+            return now_ms + duration_ms(duration)
+        if due_ms(until, "until") < now_ms:
             raise BadTime(
-                f"until={until.isoformat()} has passed, it is {self.now.isoformat()} in the box; "
-                "time goes forward only"
+                f"until={until.isoformat()} has passed: it is {self.now.isoformat()} in the box; "
+                "time only moves forward"
             )
-        return due_ms(until)
+        return due_ms(until, "until")
 
     def _end(self) -> None:
         self._over = True
 
     def _check_open(self) -> None:
         if self._over:
-            raise UsageError("this box has ended: time passes only inside its with block")
+            raise UsageError("this box has ended; time moves only inside its with block")
 
 
-class Box(Looks):
+class Box(BoxView):
     """For code with an event loop: `async with sandbox(app) as box`."""
 
     async def travel(
-        self, span: Span | None = None, *, until: datetime | None = None
+        self, duration: Duration | None = None, *, until: datetime | None = None
     ) -> list[BoxRun]:
-        """Let time pass; what falls due on the way runs in its order, at its exact moment.
+        """Let time pass; jobs that become due on the way run in order, each at its exact time.
 
-        Answers with what ran. A run that failed is retried as in production; see `errors`.
+        Returns the runs. A run that failed is retried as in production; see `errors`.
         """
         self._check_open()
-        return await self._driver.travel(self._until_ms(span, until))
+        return await self._driver.travel(self._until_ms(duration, until))
 
     async def drain(self) -> list[BoxRun]:
-        """Run what is due now, and what that adds, until nothing is due; time stands still."""
+        """Run due jobs, and due jobs that they add, until none is due; time does not move."""
         self._check_open()
         return await self._driver.drain()
 
-    async def outage(self, span: Span | None = None, *, until: datetime | None = None) -> None:
-        """Let time pass as if no worker were up: jobs grow late, ticks are missed.
+    async def outage(
+        self, duration: Duration | None = None, *, until: datetime | None = None
+    ) -> None:
+        """Let time pass as if no worker were running: jobs become late, ticks are missed.
 
-        What becomes of them shows at the next `travel` or `drain`.
+        The next `travel` or `drain` shows what happens to them.
         """
         self._check_open()
-        await self._driver.outage(self._until_ms(span, until))
+        await self._driver.outage(self._until_ms(duration, until))
 
 
-class SyncBox(Looks):
-    """For code without an event loop: `with sandbox(app) as box`. Plain tasks run on the thread of
-    the test, async ones on an event loop on that thread."""
+class SyncBox(BoxView):
+    """For code without an event loop: `with sandbox(app) as box`. Plain tasks run on the test's
+    thread, async ones on an event loop on that thread."""
 
-    def travel(self, span: Span | None = None, *, until: datetime | None = None) -> list[BoxRun]:
-        """Let time pass; what falls due on the way runs in its order, at its exact moment."""
+    def travel(
+        self, duration: Duration | None = None, *, until: datetime | None = None
+    ) -> list[BoxRun]:
+        """Let time pass; jobs that become due on the way run in order, each at its exact time."""
         self._check_open()
         off_any_loop()
-        return by_hand(self._driver.travel(self._until_ms(span, until)))
+        return by_hand(self._driver.travel(self._until_ms(duration, until)))
 
     def drain(self) -> list[BoxRun]:
-        """Run what is due now, and what that adds, until nothing is due; time stands still."""
+        """Run due jobs, and due jobs that they add, until none is due; time does not move."""
         self._check_open()
         off_any_loop()
         return by_hand(self._driver.drain())
 
-    def outage(self, span: Span | None = None, *, until: datetime | None = None) -> None:
-        """Let time pass as if no worker were up: jobs grow late, ticks are missed."""
+    def outage(self, duration: Duration | None = None, *, until: datetime | None = None) -> None:
+        """Let time pass as if no worker were running: jobs become late, ticks are missed."""
         self._check_open()
         off_any_loop()
-        by_hand(self._driver.outage(self._until_ms(span, until)))
+        by_hand(self._driver.outage(self._until_ms(duration, until)))
 
 
 def _checked_state(state: State | str) -> State:
@@ -197,4 +205,4 @@ def _checked_state(state: State | str) -> State:
         return State(state)
     except ValueError:
         known = ", ".join(each.value for each in State)
-        raise UsageError(f"state={state!r}: a state is one of {known}") from None
+        raise UsageError(f"state={shown(state)}: must be one of {known}") from None

@@ -1,32 +1,32 @@
-"""Which jobs a test expects, and what to say when there are others. Pure."""
+"""Match the jobs that a test expects, and describe what was found instead. Pure."""
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from tickwheel.checks import AnyPriority, priority_of
 from tickwheel.client import JobInfo
+from tickwheel.duration import Duration, due_ms, duration_ms, duration_text, moment
 from tickwheel.errors import BadArguments, UsageError
 from tickwheel.job import Priority
-from tickwheel.span import Span, due_ms, moment, span_ms, span_text
-from tickwheel.tasks import Definition, PriorityName, priority_of
+from tickwheel.registry import Definition
 
-# A message is for reading.
+# How many jobs a message lists.
 LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The jobs that a test means; None means any."""
+    """The jobs that a test expects; None means any."""
 
     definition: Definition
-    # The arguments as the function gets them, defaults among them.
+    # The arguments as the function gets them, including defaults.
     arguments: Mapping[str, Any] | None
     delay_ms: int | None
     due: datetime | None
@@ -41,13 +41,13 @@ class Expected:
             and self.queue in (None, job.queue)
             and self.priority in (None, job.priority)
             and self.id in (None, job.id)
-            and (self.delay_ms is None or job.due - job.created == _span(self.delay_ms))
+            and (self.delay_ms is None or job.due - job.created == _delay(self.delay_ms))
             and (self.arguments is None or self.arguments == _arguments(self.definition, job))
         )
 
     def __str__(self) -> str:
         chosen = {
-            "delay": None if self.delay_ms is None else span_text(self.delay_ms),
+            "delay": None if self.delay_ms is None else duration_text(self.delay_ms),
             "at": self.due and self.due.isoformat(),
             "queue": self.queue,
             "priority": None if self.priority is None else self.priority.name.lower(),
@@ -66,19 +66,19 @@ def expected(
     kwargs: dict[str, Any],
     *,
     arguments: Mapping[str, Any] | None,
-    delay: Span | None,
+    delay: Duration | None,
     at: datetime | None,
     queue: str | None,
-    priority: PriorityName | None,
+    priority: AnyPriority | None,
     id: str | None,
 ) -> Expected:
-    """Check what a test asks for, so that a slip in it is an error and not a test that passes."""
+    """Check a test's expectation, so that a mistake in it is an error and not a passing test."""
     chosen = {"delay": delay, "at": at, "queue": queue, "priority": priority, "id": id}
     for name, value in chosen.items():
         if value is not None and name in definition.arguments.names and arguments is None:
             raise UsageError(
-                f"{name}= could be the job's or the argument of {definition.name}(); "
-                f"give the task's arguments as arguments={{{name!r}: …}}"
+                f"{name}= could be an option of the job or an argument of {definition.name}(); "
+                f"pass the task's arguments as arguments={{{name!r}: …}}"
             )
     kwargs = {**kwargs, **(arguments or {})}
     given = bool(args or kwargs or arguments is not None)
@@ -86,7 +86,7 @@ def expected(
     return Expected(
         definition=definition,
         arguments=None if payload is None else _bound(definition, payload),
-        delay_ms=None if delay is None else span_ms(delay),
+        delay_ms=None if delay is None else duration_ms(delay),
         due=None if at is None else moment(due_ms(at)),
         queue=queue,
         priority=None if priority is None else priority_of(priority),
@@ -95,21 +95,21 @@ def expected(
 
 
 def complaint(wanted: Expected, found: int, count: int | None, jobs: Sequence[JobInfo]) -> str:
-    """Why the test fails, with what there is instead."""
-    wish = "at least one job" if count is None else f"{count} job{'s' if count != 1 else ''}"
-    head = f"expected {wish} {wanted}, found {found or 'none'}"
+    """Why the test fails, and what was found instead."""
+    how_many = "at least one job" if count is None else f"{count} job{'s' if count != 1 else ''}"
+    head = f"expected {how_many} {wanted}, found {found or 'none'}"
     if not jobs:
         return f"{head}; nothing was enqueued"
     lines = [f"  {_line(job)}" for job in jobs[:LISTED]]
     if len(jobs) > LISTED:
         lines.append(f"  and {len(jobs) - LISTED:,} more")
-    return "\n".join([f"{head}; enqueued were:", *lines])
+    return "\n".join([f"{head}; these were enqueued:", *lines])
 
 
 def _line(job: JobInfo) -> str:
     arguments = _in_words(msgspec.json.decode(job.payload))
     wait = (job.due - job.created) // timedelta(milliseconds=1)
-    when = f"delay={span_text(wait)}" if wait > 0 else "due at once"
+    when = f"delay={duration_text(wait)}" if wait > 0 else "due at once"
     return (
         f"{job.task}({arguments}) {when}, queue={job.queue}, "
         f"priority={job.priority.name.lower()}, id={job.id}"
@@ -120,7 +120,7 @@ def _in_words(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-def _span(ms: int) -> timedelta:
+def _delay(ms: int) -> timedelta:
     return timedelta(milliseconds=ms)
 
 
@@ -132,10 +132,9 @@ def _arguments(definition: Definition, job: JobInfo) -> Mapping[str, Any] | None
 
 
 def _bound(definition: Definition, payload: str) -> Mapping[str, Any]:
-    """By parameter: so it makes no difference how an argument was passed, or that it was left out
-    where it is the default."""
+    """By parameter: so it makes no difference how an argument was passed, or whether a default was
+    omitted."""
     args, kwargs = definition.arguments.decode(payload)
-    function: Callable[..., Any] = definition.function
-    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound = definition.arguments.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments

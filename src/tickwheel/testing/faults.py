@@ -11,10 +11,10 @@ from tickwheel.store import Store
 
 
 class FaultyStore:
-    """A store behind a bad line: calls fail before they arrive, or their answers get lost.
+    """A store with an unreliable connection: calls fail before they arrive, or replies get lost.
 
-    `lose_requests` and `lose_replies` are chances; while `away` is set, every call fails. The same
-    seed gives the same faults.
+    `lose_requests` and `lose_replies` are probabilities; while `away` is set, every call fails. The
+    same seed produces the same faults.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class FaultyStore:
         return self._store.ahead_ms
 
     @property
-    def lanes(self) -> int:
-        return self._store.lanes
+    def max_inflight(self) -> int:
+        return self._store.max_inflight
 
     @property
     def own_clock(self) -> bool:
         return self._store.own_clock
 
-    def twin(self) -> FaultyStore:
+    def new_handle(self) -> FaultyStore:
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: an hour of waiting takes no time at all."""
+"""An event loop with virtual time: an hour of waiting takes no time at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ts = TypeVarTuple("Ts")
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop that, instead of waiting, moves its time to the next timer.
 
-    While a thread works for it (`asyncio.to_thread`, `run_in_executor`) its time stands still.
+    While a thread works for it (`asyncio.to_thread`, `run_in_executor`) its time does not move.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _jump(self, seconds: float | None) -> None:
         if seconds is None:
-            raise RuntimeError("deadlock: every task waits, and no timer will ever wake one")
+            raise RuntimeError("deadlock: every task is waiting, and no timer will wake one")
         self._virtual_s += seconds
         # After some months a float has no nanoseconds left: a timer for now would never be due.
         self._clock_resolution = max(self._clock_resolution, 2 * math.ulp(self._virtual_s))

@@ -1,1 +1,1 @@
-"""Jobs in NATS JetStream (`store`), and servers of our own to try it with (`server`)."""
+"""Jobs in NATS JetStream (`store`), and servers of our own to try it with (`servers`)."""

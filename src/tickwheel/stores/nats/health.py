@@ -1,48 +1,46 @@
-"""What a NATS store guarantees right now, and what an operator should know of it."""
+"""What a NATS store guarantees now, and what an operator should know about it."""
 
 from __future__ import annotations
 
-import asyncio
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-import msgspec
-
-from tickwheel.errors import StoreError
+from tickwheel.errors import StoreError, StoreUnavailable
+from tickwheel.masking import masked
 from tickwheel.store import Durability, Finding, Level
-from tickwheel.stores.nats.options import Options
-from tickwheel.stores.nats.stream import Stream, drift, is_source
+from tickwheel.stores.nats.consumers import is_source
+from tickwheel.stores.nats.heal import better_leader
+from tickwheel.stores.nats.monitor import monitored
+from tickwheel.stores.nats.settings import NO_LIMITS, described, drift
+from tickwheel.stores.nats.stream import Stream
+from tickwheel.stores.nats.url import NatsOptions
 from tickwheel.stores.nats.wire import Wire
 
 # Enough for a job of a mebibyte with a result of a mebibyte.
 PAYLOAD = 4 * 1024 * 1024
-MONITOR_S = 2.0
-# A limit that is used up to this share is as good as reached.
+# A limit counts as reached at this share.
 FULL = 0.9
 
 
 # --- Durability
 
 
-async def durability_of(options: Options, stream: Stream) -> Durability:
-    """Replicas as the stream has them; how the server syncs is for it or its operator to say."""
+async def durability_of(options: NatsOptions, stream: Stream) -> Durability:
+    """The replicas of the stream, and how the server syncs, as the server or its operator says."""
     replicas = (await stream.info())["config"]["num_replicas"]
     synced, source = await _synced(options)
     fixes = []
     if synced is None:
         fixes.append(
-            "say how the server syncs: add monitor=http://host:8222 to the URL, so that it is "
-            "asked, or durability=strict if its jetstream block has sync_interval: always"
+            "say how the server syncs: add monitor=http://host:8222 to the URL to ask the server, "
+            "or durability=strict if its jetstream block has sync_interval: always"
         )
     elif not synced:
         fixes.append("set sync_interval: always in the server's jetstream block")
     if replicas < 3:
-        fixes.append("for the loss of a machine: a cluster of three and replicas=3 in the URL")
-    words = {True: "synced at every write", False: "synced now and then", None: "sync unknown"}
+        fixes.append("to survive the loss of a machine: a cluster of three, replicas=3 in the URL")
+    words = {True: "synced at every write", False: "synced periodically", None: "sync unknown"}
     return Durability(
         process_crash=True,
         power_loss=bool(synced) or replicas >= 3,
@@ -53,44 +51,34 @@ async def durability_of(options: Options, stream: Stream) -> Durability:
     )
 
 
-async def _synced(options: Options) -> tuple[bool | None, str]:
-    """Whether every write is synced, and who says so."""
-    jetstream = await _monitored(options, "jsz")
+async def _synced(options: NatsOptions) -> tuple[bool | None, str]:
+    """Whether every write is synced, and the source of that."""
+    jetstream = await monitored(options.monitor, "jsz")
     if jetstream is not None:
         synced = bool(jetstream.get("config", {}).get("sync_always"))
-        return synced, f"as {options.monitor} says"
+        return synced, f"as {masked(options.monitor)} says"
     if options.embedded is not None:
-        return options.durability == "strict", "a server of our own"
+        return options.durability == "strict", "embedded server"
     if options.durability:
         return options.durability == "strict", "as the URL says"
-    return None, "nobody says"
-
-
-async def _monitored(options: Options, page: str) -> dict[str, Any] | None:
-    """What a server says of itself on its monitoring port, where we know of one that answers."""
-    if urlsplit(options.monitor).scheme not in ("http", "https"):
-        return None
-    return await asyncio.to_thread(_fetched, f"{options.monitor.rstrip('/')}/{page}")
-
-
-def _fetched(address: str) -> dict[str, Any] | None:
-    try:
-        with urllib.request.urlopen(address, timeout=MONITOR_S) as answer:
-            found: dict[str, Any] = msgspec.json.decode(answer.read(1 << 20))
-    except (OSError, urllib.error.URLError, msgspec.MsgspecError):
-        return None
-    return found
+    return None, "not specified"
 
 
 # --- Findings
 
 
-async def findings_of(options: Options, wire: Wire, streams: Sequence[Stream]) -> list[Finding]:
+async def findings_of(options: NatsOptions, wire: Wire, streams: Sequence[Stream]) -> list[Finding]:
     found = [_server(wire.info), _payload(wire.info), *await _resources(options)]
     found += limits_of(await streams[0].api("INFO"))
     for stream in streams:
-        found += of_stream(stream.config(), await stream.info())
-        found += await _hand_outs(stream)
+        try:
+            info = await stream.info()
+        except StoreUnavailable as error:
+            fix = "bring its servers back, or restore it from a backup: until then its jobs wait"
+            found.append(Finding(Level.BAD, f"stream {stream.name}", str(error), fix))
+            continue
+        found += of_stream(stream.config(), info)
+        found += await _deliveries(stream, info)
     return found
 
 
@@ -110,21 +98,22 @@ def _payload(info: dict[str, Any]) -> Finding:
     return Finding(Level.WARN, "max_payload", words, fix)
 
 
-async def _resources(options: Options) -> list[Finding]:
+async def _resources(options: NatsOptions) -> list[Finding]:
     if not options.monitor:
         return []
-    process, jetstream = await _monitored(options, "varz"), await _monitored(options, "jsz")
+    process = await monitored(options.monitor, "varz")
+    jetstream = await monitored(options.monitor, "jsz")
     if process is None or jetstream is None:
         fix = "give the address of the server's http port: monitor=http://host:8222"
-        words = f"{options.monitor} does not answer"
+        words = f"{masked(options.monitor)} does not answer"
         return [Finding(Level.WARN, "monitor", words, fix)]
-    memory = Finding(Level.OK, "memory", f"the server's process has {_mib(process.get('mem', 0))}")
+    memory = Finding(Level.OK, "memory", f"the server's process uses {_mib(process.get('mem', 0))}")
     most = jetstream.get("config", {}).get("max_storage", -1)
     return [memory, _filled("disk", jetstream.get("storage", 0), most, "the server", _mib)]
 
 
 def limits_of(account: dict[str, Any]) -> list[Finding]:
-    """How much is used of what this account may have; with tiers, by the number of replicas."""
+    """How much of the account's limits is used; with tiers, by the number of replicas."""
     found = []
     for tier, usage in (account.get("tiers") or {"": account}).items():
         limits = usage.get("limits", {})
@@ -139,13 +128,13 @@ def limits_of(account: dict[str, Any]) -> list[Finding]:
 
 
 def _filled(about: str, used: int, most: int, whose: str, written: Callable[[int], str]) -> Finding:
-    """A limit, and how near it is: beyond it nothing can be added."""
+    """A limit and its use: beyond it nothing can be added."""
     if most <= 0:
         return Finding(Level.OK, about, f"{written(used)} used, no limit for {whose}")
-    words = f"{written(used)} of {written(most)} that {whose} may use"
+    words = f"{written(used)} of {written(most)} for {whose}"
     if used <= FULL * most:
         return Finding(Level.OK, about, words)
-    return Finding(Level.BAD, about, words, "raise the limit, or keep ended jobs for less long")
+    return Finding(Level.BAD, about, words, "raise the limit, or prune ended jobs sooner")
 
 
 def _mib(count: int) -> str:
@@ -157,51 +146,68 @@ def of_stream(wanted: dict[str, Any], info: dict[str, Any]) -> list[Finding]:
     about, state = f"stream {info['config']['name']}", info["state"]
     found = [Finding(Level.OK, about, f"{state['messages']:,} messages, {_mib(state['bytes'])}")]
     if different := drift(wanted, info["config"]):
-        words = f"changed by somebody: {', '.join(different)}"
-        fix = "open the store again with the right to update the stream"
+        words = f"settings were changed on the server: {described(different, info['config'])}"
+        if NO_LIMITS.keys() & different:
+            words += "; jobs may be lost"
+        fix = "open the store with a user that may update the stream"
         found.append(Finding(Level.BAD, about, words, fix))
     for replica in (info.get("cluster") or {}).get("replicas") or ():
         if replica.get("offline") or not replica.get("current", True):
             state_of = "offline" if replica.get("offline") else "behind"
-            fix = "bring the node back: until then another loss stops the store"
+            fix = "bring the node back: until then, another loss stops the store"
             words = f"replica {replica['name']} is {state_of}"
             found.append(Finding(Level.WARN, about, words, fix))
     return found
 
 
-async def _hand_outs(stream: Stream) -> list[Finding]:
+async def _deliveries(stream: Stream, info: dict[str, Any]) -> list[Finding]:
     try:
         consumers = await stream.list_consumers()
     except StoreError as error:
-        fix = "let this user use $JS.API.CONSUMER.LIST: tickwheel nats conf prints the rights"
+        fix = "allow this user $JS.API.CONSUMER.LIST: tickwheel nats conf prints the permissions"
         return [Finding(Level.BAD, "permissions", str(error), fix)]
-    found = of_consumers(consumers)
+    found = of_consumers(consumers) + behind(consumers, info)
     by_queue: defaultdict[str, set[str]] = defaultdict(set)
     for each in consumers:
         by_queue[each["config"]["metadata"]["queue"]].add(each["name"])
     for queue, names in sorted(by_queue.items()):
         for priority in await stream.stranded(queue, names):
-            words = f"jobs of priority {priority} are ready, and no consumer hands them out"
-            fix = "open the store anew and add a job of that priority: that makes it again"
+            words = f"jobs of priority {priority} are ready, and no consumer delivers them"
+            fix = "start a worker for that queue: it creates the consumer within seconds"
             found.append(Finding(Level.BAD, f"queue {queue}", words, fix))
     return found
 
 
+def behind(consumers: Sequence[dict[str, Any]], stream: dict[str, Any]) -> list[Finding]:
+    """Consumers that may deliver nothing, because the server that leads them is behind."""
+    found = []
+    for each in filter(is_source, consumers):
+        if better := better_leader(each, stream):
+            leads, name = each["cluster"]["leader"], stream["config"]["name"]
+            words = f"{each['name']} is led by {leads}, which is behind: it may deliver no jobs"
+            fix = (
+                "workers move it if they may use $JS.API.CONSUMER.LEADER.STEPDOWN; by hand: nats "
+                f"consumer cluster step-down {name} {each['name']} --preferred {better}"
+            )
+            found.append(Finding(Level.WARN, "consumers", words, fix))
+    return found
+
+
 def of_consumers(consumers: Sequence[dict[str, Any]]) -> list[Finding]:
-    """How many ready jobs wait to be handed out, and whether that stands still."""
-    handing = [each for each in consumers if is_source(each)]
+    """How many ready jobs wait to be delivered, and whether a consumer is blocked."""
+    delivering = [each for each in consumers if is_source(each)]
     queues = {each["config"]["metadata"]["queue"] for each in consumers}
-    lag = sum(each["num_pending"] for each in handing)
-    out = sum(each["num_ack_pending"] for each in handing)
+    lag = sum(each["num_pending"] for each in delivering)
+    out = sum(each["num_ack_pending"] for each in delivering)
     words = (
-        f"{len(consumers)} for {len(queues)} queues: {lag:,} ready jobs not handed out, "
-        f"{out:,} on their way to a worker"
+        f"{len(consumers)} for {len(queues)} queues: {lag:,} ready jobs not delivered, "
+        f"{out:,} being claimed"
     )
     found = [Finding(Level.OK, "consumers", words)]
-    for each in handing:
+    for each in delivering:
         most = each["config"].get("max_ack_pending", 0)
         if most and each["num_ack_pending"] >= most:
-            words = f"{each['name']} hands out no more: {most:,} jobs were taken and not claimed"
-            fix = "a worker takes without claiming: stop it, and they are back within 10 s"
+            words = f"{each['name']} is blocked: {most:,} jobs were delivered and not claimed"
+            fix = "a worker pulls jobs without claiming them: stop it; they are back within 10 s"
             found.append(Finding(Level.WARN, "consumers", words, fix))
     return found

@@ -1,39 +1,43 @@
-"""Jobs in one stream: every step of their lives as a compare-and-set, thought over when refused."""
+"""Jobs in one stream: each step of their lives is a compare-and-set, replanned when refused."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from tickwheel import job as life
-from tickwheel.batch import few_at_a_time
+from tickwheel.concurrency import bounded_tasks
 from tickwheel.errors import StoreUnavailable
-from tickwheel.job import Cancelled, Job, Settlement, State
-from tickwheel.schedule import Schedule
+from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
 from tickwheel.store import job_bytes
 from tickwheel.stores.nats import steps
-from tickwheel.stores.nats.steps import Check, Layout, Standing, Step
-from tickwheel.stores.nats.stream import BATCH, BATCH_BYTES, Stream, Token
+from tickwheel.stores.nats.answers import StoreFull
+from tickwheel.stores.nats.claiming import ClaimBatch, ParkedBatch, counts, taking
+from tickwheel.stores.nats.fitting import Fit, Fitter, no_larger
+from tickwheel.stores.nats.publishing import Portion, portioned
+from tickwheel.stores.nats.room import Room
+from tickwheel.stores.nats.steps import Check, Layout, ReadyMessage, Standing, Step
+from tickwheel.stores.nats.stream import BATCH, BATCH_BYTES, Stream
 from tickwheel.stores.nats.wire import Denied
 
 P = TypeVar("P")
-# Plans by id, each with its messages, that go into one batch.
-Chunk = list[tuple[str, P, list[Step]]]
+# How groups of messages are stored: see `Stream.put`.
+Put = Callable[[Sequence[Sequence[Step]]], Awaitable[list[int | None]]]
 
-# A step that others keep getting in the way of is given up after so many tries.
+# How often a step is tried that others keep getting in the way of.
 TRIES = 40
-# A schedule that fires is gone within so many tries, or its token is left for later.
-PATIENCE = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
-# Batches on their way at the same time: one is made while the server works on another.
+# Batches in flight: one is prepared while the server works on another.
 PARALLEL = 3
-# Leases of jobs in hand that moved since they were claimed; beyond this they are looked up again.
+# How many extended leases are remembered; beyond this they are looked up.
 REMEMBERED = 100_000
+# How many of the last claims can be repeated.
+CALLS = 4
 
 _replace = msgspec.structs.replace
 
@@ -41,198 +45,287 @@ _replace = msgspec.structs.replace
 class Jobs:
     """The steps of one stream's jobs."""
 
-    def __init__(self, stream: Stream, layout: Layout, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, stream: Stream, layout: Layout, room: Room, now_ms: Callable[[], int]
+    ) -> None:
         self._stream = stream
+        self._room = room
         self._layout = layout
-        # The server's time: it decides what is due soon, whatever a caller's clock says.
+        # The server's time: it decides what is due soon, not a caller's clock.
         self._now_ms = now_ms
-        # Where jobs in hand stand, if not where their claim left them.
+        # Where held jobs are stored, if not where their claim stored them.
         self._leases: dict[str, Standing] = {}
+        # The jobs that the last claims wrote, by call; a reply that said so may have been lost.
+        self._calls: dict[int, dict[str, Job]] = {}
+        self._fitter = Fitter(stream)
 
-    async def _move(
+    async def _apply(
         self,
         plans: dict[str, P],
         write: Callable[[P], list[Step]],
-        again: Callable[[P, Standing | None], P | None],
+        replan: Callable[[P, Standing | None], P | None],
+        put: Put | None = None,
     ) -> dict[str, tuple[P, int]]:
-        """Carry out plans, by id. Each that is refused is thought over with what stands now, and
-        None drops it. A batch is refused whole, without a word about which check failed.
+        """Apply plans, by id. One that is refused is planned again from what is stored now; None
+        drops it. A batch is refused as a whole, and the server doesn't say which check failed.
 
-        Gives the plans that were carried out, with the sequence of the last message of each.
+        Returns the plans that were applied, with the sequence of the last message of each.
         """
-        carried: dict[str, tuple[P, int]] = {}
+        applied: dict[str, tuple[P, int]] = {}
         todo = plans
         for tries in range(TRIES):
             refused: dict[str, P] = {}
-            async with few_at_a_time(PARALLEL) as start:
-                for chunk in _chunked(todo, write):
-                    await start(self._carry(chunk, carried, refused))
+            async with bounded_tasks(PARALLEL) as start:
+                for portion in portioned(
+                    todo, write, most=self._stream.batch, most_bytes=BATCH_BYTES
+                ):
+                    await start(self._put(portion, put or self._room.move, applied, refused))
             if not refused:
-                return carried
-            seen = await self._stream.read(refused)
-            thought = {id: again(plan, seen.get(id)) for id, plan in refused.items()}
-            todo = {id: plan for id, plan in thought.items() if plan is not None}
+                return applied
+            seen = await self._read(refused)
+            replanned = {id: replan(plan, seen.get(id)) for id, plan in refused.items()}
+            todo = {id: plan for id, plan in replanned.items() if plan is not None}
             if todo:
                 await asyncio.sleep(min(FIRST_PAUSE_S * 2**tries, LONGEST_PAUSE_S))
-        raise StoreUnavailable("others kept changing the same jobs")
+        if self._room.low:
+            raise StoreFull("the store is full, and no room is left to work on its jobs")
+        raise StoreUnavailable("other processes kept changing these jobs; try again")
 
-    async def _carry(
-        self, chunk: Chunk[P], carried: dict[str, tuple[P, int]], refused: dict[str, P]
+    async def _read(self, ids: Iterable[str]) -> dict[str, Standing]:
+        """Where jobs are stored. What is over and in their way is removed."""
+        seen = await self._stream.read(ids)
+        for each in [over for standing in seen.values() for over in standing.over]:
+            # If we may not, a step by somebody who may does it.
+            with contextlib.suppress(Denied):
+                await self._stream.purge(each.subject, before_seq=each.seq + 1)
+        return seen
+
+    async def _put(
+        self,
+        portion: Portion[P],
+        put: Put,
+        applied: dict[str, tuple[P, int]],
+        refused: dict[str, P],
     ) -> None:
-        seqs = await self._stream.put([group for _, _, group in chunk])
-        for (id, plan, _), seq in zip(chunk, seqs, strict=True):
+        seqs = await put([group for _, _, group in portion])
+        for (id, plan, _), seq in zip(portion, seqs, strict=True):
             if seq is None:
                 refused[id] = plan
             else:
-                carried[id] = (plan, seq)
+                applied[id] = (plan, seq)
 
     # --- Add
 
     async def add(self, jobs: Sequence[Job]) -> set[str]:
-        """Add the jobs whose id is not taken; gives the ids of those that were added. Where one is
-        more than the server takes, none is added."""
-        # As JSON a text can be up to six times as long; only what may be too large is tried.
-        surely = self._stream.largest // 8
-        for job in jobs:
-            if job_bytes(job) > surely:
-                self._stream.refuse_large([self._new(job)])
-        carried = await self._move(
-            {job.id: job for job in jobs},
-            lambda job: [self._new(job)],
-            lambda job, seen: job if seen is None else None,
+        """Add the jobs whose id is not taken; returns the ids of those that were added. If one is
+        larger than the server accepts, none is added."""
+        if not jobs:
+            return set()
+        safe_bytes = self._fitter.safe_bytes
+        new = {job.id: self.new(job, safe_bytes) for job in jobs}
+        await self._room.admit(list(new.values()))
+        applied = await self._apply(
+            new,
+            lambda step: [step],
+            lambda step, seen: step if seen is None else None,
+            self._room.add,
         )
-        return set(carried)
+        return set(applied)
 
-    def _new(self, job: Job) -> Step:
-        check = self._layout.nowhere(job.id)
-        return self._layout.step(life.added(job), check, now_ms=self._now_ms())
+    def new(self, job: Job, safe_bytes: int) -> Step:
+        """The message that adds a job. Raises UsageError if it is too large; a job of up to
+        `safe_bytes` always fits."""
+        check, now_ms = self._layout.nowhere(job.id), self._now_ms()
+        job = life.added(job)
+        if not job.history and job_bytes(job) <= safe_bytes:
+            return self._layout.step(job, check, now_ms=now_ms, new=True)
+        return self._fitter.new(
+            job, lambda job: self._layout.step(job, check, now_ms=now_ms, new=True)
+        )
 
     # --- Claim
 
     async def claim(
         self,
-        tokens: Sequence[Token],
+        messages: Sequence[ReadyMessage],
         *,
         worker: str,
         now_ms: int,
         lease_ms: int,
-        leave: Callable[[Sequence[Token]], None],
-    ) -> list[Job]:
-        """Take the jobs of these tokens that nobody else took; spends the tokens.
+        tasks: Collection[str],
+        call: int | None,
+        leave: Callable[[Sequence[ReadyMessage]], None],
+    ) -> tuple[list[Job], dict[str, int]]:
+        """Claim the jobs of these ready messages that nobody else claimed, and acknowledge them.
+        If there are `tasks`, those of others are parked, where that can be done in the same step.
 
-        Those about which nothing is known yet are left: they may count later.
+        `leave` is given those that may still count. `claimed_by` repeats one of the last few calls.
+        Returns the jobs, and the sequences of their messages.
         """
-
-        def taken(token: Token) -> Job:
-            job = token.standing.job
-            if job.state is State.RUNNING and job.asked:
-                return life.cancelled(job, now_ms=now_ms)
-            return life.claimed(job, worker=worker, fence=0, now_ms=now_ms, lease_ms=lease_ms)
-
-        layout = self._layout
-        jobs: dict[str, Job] = {}
-
-        def write(token: Token) -> list[Step]:
-            id = token.standing.job.id
-            return [layout.step(jobs[id], layout.only_a_token(id), now_ms=now_ms)]
-
-        left: list[Token] = []
-        tries: Counter[str] = Counter()
-
-        def again(token: Token, seen: Standing | None) -> Token | None:
-            counts = _still_counts(token, seen)
-            tries[token.standing.job.id] += 1
-            if counts is not None and tries[token.standing.job.id] > PATIENCE:
-                left.append(token)
-                return None
-            return counts
-
+        stream = self._stream
+        claim = ClaimBatch(
+            self._layout,
+            self._fitter,
+            taking(worker, now_ms, lease_ms, tasks if self._notes_fit() else ()),
+            now_ms=now_ms,
+            exact=stream.alone,
+        )
+        # A message is ours alone only while the connection that delivered it lasts.
+        put = functools.partial(self._room.claim, connection=stream.connection)
         try:
-            plans = {token.standing.job.id: token for token in await self._current(tokens)}
-            jobs |= {id: taken(token) for id, token in plans.items()}
-            carried = await self._move(plans, write, again)
-            self._stream.ack([each for each in tokens if each not in left] if left else tokens)
+            doubted = [each for each in messages if stream.doubts(each)]
+            seen = await self._read([each.standing.job.id for each in doubted])
+            todo = claim.begin(messages, doubted, seen)
+            if call is not None:
+                self._note(call, claim.jobs)
+            seqs: dict[str, int] = {}
+            for some in self._together(todo, claim.parked(todo)):
+                applied = await self._apply(some, claim.write, claim.replan, put)
+                seqs |= {id: seq for id, (_, seq) in applied.items()}
+            stream.ack([each for each in messages if each not in claim.left])
         except BaseException:
-            left = list(tokens)
+            claim.left = list(messages)
             raise
         finally:
-            leave(left)
-        return [
-            _replace(job, fence=carried[id][1])
-            for id, job in jobs.items()
-            if id in carried and job.state is State.RUNNING
-        ]
+            leave(claim.left)
+        return claim.taken(seqs), seqs
 
-    async def _current(self, tokens: Sequence[Token]) -> Sequence[Token]:
-        """The tokens that are up to date. One that is delivered again was once in another hand: the
-        job may have been claimed and lost since, and then a later token tells of it."""
-        again = [token.standing.job.id for token in tokens if token.again]
-        if not again:
-            return tokens
-        seen = await self._stream.read(again)
-        return [
-            token
-            for token in tokens
-            if not token.again or _still_counts(token, seen.get(token.standing.job.id)) is not None
-        ]
-
-    async def put_back(self, tokens: Sequence[Token]) -> None:
-        """Make tokens that were delivered here ready again, for whoever asks next."""
-
-        def write(token: Token) -> list[Step]:
-            # Exactly as it was delivered: nobody claimed, changed or forgot the job since.
-            standing = token.standing
-            check = Check(self._layout.anywhere(standing.job.id), standing.seq)
-            return [Step(standing.subject, check.headers, msgspec.json.encode(standing.job))]
-
-        # One that is refused takes its whole batch with it, so the others are written again. Only
-        # what was written is spent: any other token may be the last copy of its job.
-        carried = await self._move(
-            {token.standing.job.id: token for token in tokens}, write, _still_counts
+    async def claim_parked(
+        self,
+        found: Sequence[Standing],
+        *,
+        worker: str,
+        now_ms: int,
+        lease_ms: int,
+        call: int | None,
+    ) -> tuple[list[Job], list[Standing]]:
+        """Claim parked jobs, each if it is still where it was found; returns those that were
+        claimed, and where the others were found."""
+        batch = ParkedBatch(
+            self._layout,
+            self._fitter,
+            found,
+            taking(worker, now_ms, lease_ms),
+            now_ms=now_ms,
         )
-        self._stream.ack([token for token in tokens if token.standing.job.id in carried])
+        if call is not None:
+            self._note(call, batch.jobs)
+        put = functools.partial(self._room.claim, connection=self._stream.connection)
+        plans = {each.job.id: each for each in found}
+        applied = await self._apply(plans, batch.write, batch.replan, put)
+        held = batch.held({id: seq for id, (_, seq) in applied.items()})
+        for standing in held:
+            self._hold(standing)
+        left = [each for each in found if each.job.id not in applied]
+        return [standing.job for standing in held], left
+
+    def _hold(self, standing: Standing) -> None:
+        """Remember where a held job is stored."""
+        if len(self._leases) > REMEMBERED:
+            self._leases.clear()
+        self._leases[standing.job.id] = standing
+
+    def _note(self, call: int, jobs: dict[str, Job]) -> None:
+        if call not in self._calls and len(self._calls) == CALLS:
+            del self._calls[next(iter(self._calls))]
+        self._calls.setdefault(call, {}).update(jobs)
+
+    async def claimed_by(self, call: int, *, now_ms: int, lease_ms: int) -> list[Job]:
+        """The jobs that this call claimed and that are still held, with a new lease."""
+        tried = self._calls.get(call, {})
+        seen = await self._stream.read(tried)
+        mine = [
+            standing.job
+            for id, standing in seen.items()
+            if standing.job.state is State.RUNNING and _same_claim(standing.job, tried[id])
+        ]
+        held = await self.extend(mine, now_ms=now_ms, lease_ms=lease_ms)
+        return list(held.values())
+
+    async def put_back(self, messages: Sequence[ReadyMessage]) -> None:
+        """Make messages that were delivered here ready again, for any handle."""
+
+        def write(message: ReadyMessage) -> list[Step]:
+            # Exactly as it was delivered: nobody has claimed, changed or deleted the job since.
+            standing = message.standing
+            check = Check(self._layout.anywhere(standing.job.id), standing.seq)
+            headers = check.headers + steps.padding(self._layout.ready_subject(standing.job))
+            return [Step(standing.subject, headers, msgspec.json.encode(standing.job))]
+
+        # One that the server no longer accepts is delivered again by itself.
+        messages = [each for each in messages if self._stream.over(write(each)[0]) <= 0]
+        # If one is refused its whole batch is, so the others are written again. Only what was
+        # written is acknowledged: any other message may be the last copy of its job.
+        applied = await self._apply(
+            {message.standing.job.id: message for message in messages},
+            write,
+            lambda message, seen: message if counts(message, seen) else None,
+        )
+        self._stream.ack([message for message in messages if message.standing.job.id in applied])
+
+    async def push(self, standings: Iterable[Standing]) -> int:
+        """Move jobs on whose schedules the server failed to fire; returns how many they were."""
+        applied = await self._apply(
+            {each.job.id: each for each in standings},
+            lambda each: [self._layout.step_from(each, each.job, now_ms=self._now_ms())],
+            lambda each, seen: None,
+        )
+        return len(applied)
 
     # --- Extend and settle: for the holder alone
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> dict[str, Job]:
-        """Move the leases of the jobs that are still ours; the others are left out."""
+        """Extend the leases of the jobs that are still held; the others are left out."""
+        holders = {job.id: job for job in jobs}
 
-        started = {job.id: job.started_ms for job in jobs}
+        def extended(standing: Standing) -> Fit | None:
+            job = standing.job
+            return self._fitter.fit(
+                life.extended(job, holders[job.id], now_ms=now_ms, lease_ms=lease_ms),
+                lambda job: self._layout.step_from(standing, job, now_ms=self._now_ms()),
+            )
 
-        def extended(job: Job) -> Job:
-            return _replace(job, lease_until_ms=now_ms + lease_ms, started_ms=started[job.id])
+        fits: dict[str, Fit] = {}
 
         def write(standing: Standing) -> list[Step]:
-            step = self._layout.step_from(standing, extended(standing.job), now_ms=self._now_ms())
-            return [step]
+            return [fits[standing.job.id][1]]
+
+        def fitting(standing: Standing | None) -> Standing | None:
+            """If it no longer fits, its lease runs out, and the next claim says why."""
+            found = None if standing is None else extended(standing)
+            if standing is None or found is None:
+                return None
+            fits[standing.job.id] = found
+            return standing
 
         def look(job: Job, seen: Standing | None) -> Standing | None:
             return seen if _holds(job, seen, now_ms) else None
 
-        plans = await self._in_hand({job.id: job for job in jobs}, now_ms, look)
-        carried = await self._move(plans, write, lambda plan, seen: look(plan.job, seen))
-        if len(self._leases) > REMEMBERED:
-            self._leases.clear()
-        for id, (standing, seq) in carried.items():
-            job = extended(standing.job)
-            [step] = write(standing)
-            self._leases[id] = Standing(job, step.subject, seq, step.subject.rsplit(".", 3)[1])
-        return {id: self._leases[id].job for id in carried}
+        held = await self._in_hand({job.id: job for job in jobs}, now_ms, look)
+        plans = {id: plan for id, plan in held.items() if fitting(plan) is not None}
+        applied = await self._apply(plans, write, lambda plan, seen: fitting(look(plan.job, seen)))
+        for id, (_, seq) in applied.items():
+            job, step = fits[id]
+            self._hold(steps.standing_of(job, step.subject, seq))
+        return {id: fits[id][0] for id in applied}
 
-    async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> set[str]:
-        """Write how attempts ended; gives the ids of those that were taken, now or before."""
+    async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> dict[str, int]:
+        """Write how attempts ended; returns the ids of those that were accepted, each with the
+        sequence of its message, or 0 if it was accepted before."""
         by_id = {settlement.job.id: settlement for settlement in settlements}
         repeated: set[str] = set()
+        apart = await self._note_lines(settlements)
 
         def write(standing: Standing) -> list[Step]:
+            def step_of(job: Job) -> Step:
+                return self._layout.step_from(standing, job, now_ms=self._now_ms())
+
             job = life.settled(standing.job, by_id[standing.job.id])
-            step = self._layout.step_from(standing, job, now_ms=self._now_ms())
-            if job.result is not None and not self._stream.fits(step):
-                # The work is done; that its result can't be kept must not make it run again.
-                lost = f"its result of {len(job.result):,} bytes is more than the server takes"
-                job = _replace(job, result=None, error=lost)
-                step = self._layout.step_from(standing, job, now_ms=self._now_ms())
-            return [step]
+            if self._room.low:
+                job = no_larger(job, standing.job)
+            found = self._fitter.fit(job, step_of) or self._fitter.end(job, step_of, now_ms=now_ms)
+            parked = found[0].parked and not apart
+            return [self._layout.note(steps.line_of(job)), found[1]] if parked else [found[1]]
 
         def look(job: Job, seen: Standing | None) -> Standing | None:
             if seen is not None and seen.job.settled == job.fence:
@@ -242,10 +335,37 @@ class Jobs:
 
         held = {id: settlement.job for id, settlement in by_id.items()}
         plans = await self._in_hand(held, now_ms, look)
-        carried = await self._move(plans, write, lambda plan, seen: look(plan.job, seen))
+        applied: dict[str, tuple[Standing, int]] = {}
+        parked = {id for id, each in by_id.items() if each.outcome is Outcome.PARK}
+        for some in self._together(plans, parked):
+            applied |= await self._apply(some, write, lambda plan, seen: look(plan.job, seen))
         for id in by_id:
             self._leases.pop(id, None)
-        return repeated | set(carried)
+        return dict.fromkeys(repeated, 0) | {id: seq for id, (_, seq) in applied.items()}
+
+    def _together(self, plans: dict[str, P], parked: Collection[str]) -> list[dict[str, P]]:
+        """Plans that go together. If steps are sent singly, those that park are apart: they need a
+        batch, which would slow down the others."""
+        if not self._stream.singly or not parked:
+            return [plans]
+        some = {id: plan for id, plan in plans.items() if id in parked}
+        others = {id: plan for id, plan in plans.items() if id not in parked}
+        return [each for each in (others, some) if each]
+
+    def _notes_fit(self) -> bool:
+        """Whether a note can be stored with the job that is parked: a full server stores only part
+        of a batch."""
+        return not self._room.is_tight() and self._stream.batch > 1
+
+    async def _note_lines(self, settlements: Sequence[Settlement]) -> bool:
+        """Write the notes of jobs that are about to be parked, if that has to be done apart. A note
+        is kept for a while, even without jobs."""
+        if self._notes_fit():
+            return False
+        parked = [each.job for each in settlements if each.outcome is Outcome.PARK]
+        for line in {steps.line_of(job) for job in parked}:
+            await self._room.store(self._layout.note(line))
+        return True
 
     async def _in_hand(
         self,
@@ -253,18 +373,23 @@ class Jobs:
         now_ms: int,
         look: Callable[[Job, Standing | None], Standing | None],
     ) -> dict[str, Standing]:
-        """Where jobs in hand stand, as far as that is known here; those that we lost are left out.
+        """Where held jobs are stored, as far as is known here; lost ones are left out.
 
-        A lease that seems to be over may have been extended through another handle, so it is
-        looked up before it is given up.
+        A lease that seems to have run out may have been extended through another handle, so it is
+        looked up first, and so is a job that was parked, whose claim may have been stored in either
+        place.
         """
         plans: dict[str, Standing] = {}
+        elsewhere: list[str] = []
         for id, job in jobs.items():
             known = self._leases.get(id)
             same = known is not None and known.job.fence == job.fence
             plans[id] = known if known is not None and same else self._layout.lease(job)
-        over = [id for id, plan in plans.items() if not life.held(plan.job, now_ms=now_ms)]
-        seen = await self._stream.read(over) if over else {}
+            if not same and _was_parked(job):
+                elsewhere.append(id)
+        late = [id for id, plan in plans.items() if not life.held(plan.job, now_ms=now_ms)]
+        over = list(dict.fromkeys(elsewhere + late))
+        seen = await self._read(over)
         found = {id: look(jobs[id], seen.get(id)) for id in over}
         merged = {**plans, **found}
         return {id: plan for id, plan in merged.items() if plan is not None}
@@ -273,170 +398,168 @@ class Jobs:
 
     async def cancel(
         self, ids: Iterable[str], *, now_ms: int
-    ) -> tuple[dict[str, Cancelled], list[Job]]:
-        """Cancel; says of each id what that achieved, and which jobs' holders are to be told."""
-        answers: dict[str, Cancelled] = {}
-        seen = await self._stream.read(ids)
+    ) -> tuple[dict[str, CancelOutcome], list[Job]]:
+        """Cancel; returns what that achieved, by id, and the jobs whose holders must be told."""
+        answers: dict[str, CancelOutcome] = {}
+        seen = await self._read(ids)
 
-        def wish(standing: Standing) -> Job:
-            """The job as a cancel leaves it."""
-            if life.held(standing.job, now_ms=now_ms) and standing.kind:
-                return _replace(standing.job, asked=True)
-            return life.cancelled(standing.job, now_ms=now_ms)
+        def target(standing: Standing) -> tuple[CancelOutcome, Job]:
+            """What a cancel achieves, and the job that it leaves. If there is only a ready message,
+            the lease has run out by the server's clock."""
+            job = standing.job
+            held = life.held(job, now_ms=now_ms) and bool(standing.kind)
+            return life.cancel(job, now_ms=now_ms, held_now=held)
 
-        def thought(_: Standing | None, found: Standing | None) -> Standing | None:
+        def replan(_: Standing | None, found: Standing | None) -> Standing | None:
             if found is None:
                 return None
-            if found.job.state.ended:
-                answers[found.job.id] = Cancelled.TOO_LATE
-                return None
-            if found.job.asked and wish(found).state is State.RUNNING:
-                answers[found.job.id] = Cancelled.ASKED
-                asked.append(found.job)
-                return None
-            return found
+            outcome, after = target(found)
+            if after is not found.job:
+                return found
+            # Nothing to write: it has ended, or has a cancel request already.
+            answers[found.job.id] = outcome
+            if outcome is CancelOutcome.REQUESTED:
+                requested.append(after)
+            return None
 
-        asked: list[Job] = []
-        plans = {id: plan for id in seen if (plan := thought(None, seen[id])) is not None}
-        carried = await self._move(
+        requested: list[Job] = []
+        plans = {id: plan for id in seen if (plan := replan(None, seen[id])) is not None}
+        applied = await self._apply(
             plans,
-            lambda standing: [self._layout.step_from(standing, wish(standing), now_ms=now_ms)],
-            thought,
+            lambda standing: [self._cancelling(standing, target(standing)[1], now_ms)],
+            replan,
         )
-        for id, (standing, _) in carried.items():
-            after = wish(standing)
-            answers[id] = Cancelled.ASKED if after.state is State.RUNNING else Cancelled.CANCELLED
-            if after.state is State.RUNNING:
-                asked.append(after)
+        for id, (standing, _) in applied.items():
+            answers[id], after = target(standing)
+            if answers[id] is CancelOutcome.REQUESTED:
+                requested.append(after)
             elif not standing.kind:
-                # Spent by the truth above; taken away so that no queue counts it. Where we may not,
-                # the next claim does it.
+                # It no longer counts; purged so that no queue counts it either. If we may not, the
+                # next claim does it.
                 with contextlib.suppress(Denied):
                     await self._stream.purge(standing.subject, before_seq=standing.seq + 1)
-        return answers, asked
+        return answers, requested
+
+    def _cancelling(self, standing: Standing, target: Job, now_ms: int) -> Step:
+        def step_of(job: Job) -> Step:
+            return self._layout.step_from(standing, job, now_ms=now_ms)
+
+        found = self._fitter.fit(target, step_of)
+        if found is None:
+            # There is no room for the request: its holder finds out when it settles.
+            job = life.cancelled(standing.job, now_ms=now_ms)
+            found = self._fitter.end(job, step_of, now_ms=now_ms)
+        return found[1]
 
     async def rerun(self, ids: Iterable[str], *, now_ms: int) -> set[str]:
-        """Put ended jobs back; gives the ids of those that had ended."""
-        seen = await self._stream.read(ids)
-        carried = await self._move(
-            {id: standing for id, standing in seen.items() if standing.job.state.ended},
-            lambda standing: self._layout.revive(
-                standing, life.rerun(standing.job, now_ms=now_ms), now_ms=self._now_ms()
-            ),
-            lambda _, found: found if found is not None and found.job.state.ended else None,
+        """Put ended jobs back; returns the ids of those that had ended."""
+        groups: dict[str, list[Step]] = {}
+
+        def revived(standing: Standing | None) -> Standing | None:
+            """The standing, if the job had ended and still fits."""
+            if standing is None or not standing.job.state.ended:
+                return None
+            group = self._revive(standing, now_ms)
+            if group is None:
+                return None
+            groups[standing.job.id] = group
+            return standing
+
+        seen = await self._read(ids)
+        applied = await self._apply(
+            {id: standing for id, standing in seen.items() if revived(standing) is not None},
+            lambda standing: groups[standing.job.id],
+            lambda _, found: revived(found),
         )
-        return set(carried)
+        return set(applied)
+
+    def _revive(self, standing: Standing, now_ms: int) -> list[Step] | None:
+        def group(job: Job) -> list[Step]:
+            return self._layout.revive(standing, job, now_ms=self._now_ms())
+
+        after = life.rerun(standing.job, now_ms=now_ms)
+        first = self._fitter.fit(after, lambda job: group(job)[0])
+        second = self._fitter.fit(after, lambda job: group(job)[1])
+        return None if first is None or second is None else [first[1], second[1]]
 
     async def delete(self, ids: Iterable[str]) -> set[str]:
-        """Forget ended jobs; gives the ids of those that had ended."""
+        """Delete ended jobs; returns the ids of those that had ended."""
         seen = await self._stream.read(ids)
         deleted = set()
         for id, standing in seen.items():
             if not standing.job.state.ended:
                 continue
-            # Only what we saw: a job that was put back meanwhile is a later message. By literal
-            # subjects, or the server's counts would not follow. A token that a schedule wrote at
-            # the last moment must not outlive the job: it goes before it, and once more after it.
-            token = self._layout.token_of(standing.job)
-            await self._stream.purge(token, before_seq=standing.seq + 1)
-            # While the job stands, its id is taken: up to here no token can be that of a new one.
+            # Only what was read: a job that was put back since is a later message. By literal
+            # subjects, or the server's counts would be wrong. A ready message that a schedule wrote
+            # at the last moment must not outlive the job: purge before and after it.
+            ready = self._layout.ready_subject(standing.job)
+            await self._clear([standing])
+            # While the job is stored its id is taken: up to here no message is that of a new one.
             last: int = (await self._stream.info())["state"]["last_seq"]
             if await self._stream.purge(standing.subject, before_seq=standing.seq + 1):
                 deleted.add(id)
-                await self._stream.purge(token, before_seq=last + 1)
+                await self._stream.purge(ready, before_seq=last + 1)
         return deleted
 
     async def prune(self, state: State, *, before_ms: int, limit: int) -> int:
-        """Forget up to `limit` jobs that ended in this state before a moment, the oldest first."""
+        """Delete up to `limit` jobs that ended in this state before a moment, the oldest first."""
         if not state.ended:
             return 0
         subject = self._layout.of_kind(steps.ENDED[state], None)
-        pruned = 0
-        while pruned < limit:
+        pruned, at, more = 0, 1, True
+        # The first that the server stored at that moment or later. Those before it are old, unless
+        # their end was written by a clock that is ahead: these stay, and don't stop the others.
+        end: int | None = None
+        while pruned < limit and more:
             wanted = min(limit - pruned, BATCH)
-            messages, more = await self._stream.page(subject, from_seq=1, limit=wanted)
+            messages, more = await self._stream.page(subject, from_seq=at, limit=wanted)
             old: list[Standing] = []
             for message in messages:
                 standing = steps.standing(*message)
-                if standing.job.ended_ms is None or standing.job.ended_ms >= before_ms:
+                if standing.job.ended_ms is not None and standing.job.ended_ms < before_ms:
+                    old.append(standing)
+                    continue
+                if end is None:
+                    end = await self._stream.first_since(subject, before_ms)
+                if standing.seq >= end:
+                    more = False
                     break
-                old.append(standing)
-            if not old:
-                break
-            await self._spend_tokens(old)
-            pruned += await self._stream.purge(subject, before_seq=old[-1].seq + 1)
-            if len(old) < len(messages) or not more:
-                break
+            pruned += await self._forget(subject, old, all_before=end is None)
+            at = messages[-1][1] + 1 if messages else at
         return pruned
 
-    async def _spend_tokens(self, ended: Sequence[Standing]) -> None:
-        """A token that outlived its job would run it again once nothing else stands for it. A later
-        one is that of a job that was put back."""
-        by_token = {self._layout.token_of(each.job): each.seq for each in ended}
-        for subject, seq, _ in await self._stream.last_of(list(by_token)):
-            if seq < by_token[subject]:
+    async def _forget(self, subject: str, old: Sequence[Standing], *, all_before: bool) -> int:
+        """Purge ended jobs under a subject; with `all_before` everything up to the last of them,
+        in one purge."""
+        if not old:
+            return 0
+        await self._clear(old)
+        if all_before:
+            return await self._stream.purge(subject, before_seq=old[-1].seq + 1)
+        purged = 0
+        for each in old:
+            purged += await self._stream.purge(each.subject, before_seq=each.seq + 1)
+        return purged
+
+    async def _clear(self, ended: Sequence[Standing]) -> None:
+        """Remove what is left of ended jobs: a ready message or a ghost that outlives its job would
+        run it again. Anything later belongs to a job that was put back."""
+        ends = {steps.subject_part(each.job.id): each.seq for each in ended}
+        everything = [self._layout.anywhere(each.job.id) for each in ended]
+        for subject, seq, _ in await self._stream.last_of(everything):
+            if seq < ends[subject.rpartition(".")[2]]:
                 await self._stream.purge(subject, before_seq=seq + 1)
 
-    # --- Schedules
-
-    def _schedule(self, name: str) -> str:
-        return f"{self._layout.prefix}.k.{steps.token(name)}"
-
-    async def put_schedule(self, schedule: Schedule) -> Schedule:
-        body = msgspec.json.encode(_replace(schedule, fence=0))
-        seq = await self._stream.store([Step(self._schedule(schedule.name), "", body)])
-        assert seq is not None
-        return _replace(schedule, fence=seq)
-
-    async def delete_schedule(self, name: str) -> bool:
-        return bool(await self._stream.purge(self._schedule(name)))
-
-    async def schedules(self) -> list[Schedule]:
-        found = await self._stream.all_of(f"{self._layout.prefix}.k.*")
-        return [_replace(_as_schedule(body), fence=seq) for _, seq, body in found]
-
-    async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
-        if schedule.fence == 0:
-            return False  # it was never read from here
-        subject = self._schedule(schedule.name)
-        last_id = jobs[-1].id if jobs else schedule.last_id
-        after = _replace(schedule, fence=0, next_ms=next_ms, last_id=last_id)
-        check = Check(subject, schedule.fence)
-        move = Step(subject, check.headers, msgspec.json.encode(after))
-        new: dict[str, Job] = {}
-        for job in jobs:
-            new.setdefault(job.id, job)
-        for _ in range(TRIES):
-            adds = [self._new(job) for job in new.values()]
-            if len(adds) >= BATCH or sum(len(each.body) for each in adds) > BATCH_BYTES:
-                # More than one step can hold: the first go ahead of it, if the tick is still open.
-                if not await self._unmoved(subject, schedule.fence):
-                    return False
-                half = list(new.values())[: len(new) // 2]
-                await self.add(half)
-                new = {id: job for id, job in new.items() if job not in half}
-                continue
-            if await self._stream.store([move, *adds]) is not None:
-                return True
-            if not await self._unmoved(subject, schedule.fence):
-                return False
-            taken = await self._stream.read(new)
-            new = {id: job for id, job in new.items() if id not in taken}
-        raise StoreUnavailable("others kept changing the same jobs")
-
-    async def _unmoved(self, subject: str, seq: int) -> bool:
-        return any(found == seq for _, found, _ in await self._stream.last_of([subject]))
-
-    # --- Looking
+    # --- Reading
 
     async def get(self, ids: Iterable[str]) -> dict[str, Job]:
         return {id: standing.job for id, standing in (await self._stream.read(ids)).items()}
 
-    async def true_tokens(self, found: Iterable[Standing]) -> list[Standing]:
-        """Of these, the ones that still stand where they were seen: tokens are only hints."""
+    async def still_ready(self, found: Iterable[Standing]) -> list[Standing]:
+        """Those of these that are still as they were found: ready messages are only hints."""
         listed = list(found)
-        tokens = [each.job.id for each in listed if not each.kind]
-        truth = await self._stream.read(tokens) if tokens else {}
+        ready = [each.job.id for each in listed if not each.kind]
+        truth = await self._stream.read(ready) if ready else {}
         return [
             each
             for each in listed
@@ -444,7 +567,7 @@ class Jobs:
         ]
 
     async def gathered(self, *subjects: str) -> list[Standing]:
-        """Everything under some subjects: for few."""
+        """Everything under some subjects, which must be few messages."""
         return [
             steps.standing(*message)
             for subject in subjects
@@ -452,42 +575,22 @@ class Jobs:
         ]
 
 
-_as_schedule = msgspec.json.Decoder(Schedule).decode
-
-
-def _still_counts(token: Token, seen: Standing | None) -> Token | None:
-    """A token, if what stands now for its job says that it counts."""
-    if seen is None:
-        return None
-    if not seen.kind:
-        return token if seen.seq == token.standing.seq else None
-    # The server writes the token first and drops the schedule it came from a moment later.
-    going = seen.subject == token.scheduler and seen.seq < token.standing.seq
-    return token if going else None
-
-
-def _holds(job: Job, seen: Standing | None, now_ms: int) -> bool:
-    """Whether what stands now is the same claim, with its lease still running."""
-    return (
-        seen is not None
-        and bool(seen.kind)
-        and seen.job.fence == job.fence
-        and life.held(seen.job, now_ms=now_ms)
+def _same_claim(job: Job, tried: Job) -> bool:
+    """Whether this is the claim that we wrote. No two claims of a job share an attempt, but its id
+    may be reused."""
+    return (job.attempt, job.worker, job.created_ms) == (
+        tried.attempt,
+        tried.worker,
+        tried.created_ms,
     )
 
 
-def _chunked(plans: dict[str, P], write: Callable[[P], list[Step]]) -> Iterator[Chunk[P]]:
-    """Plans in batches that the server takes."""
-    chunk: Chunk[P] = []
-    count = size = 0
-    for id, plan in plans.items():
-        group = write(plan)
-        weight = sum([len(step.body) for step in group])
-        if chunk and (count + len(group) > BATCH or size + weight > BATCH_BYTES):
-            yield chunk
-            chunk, count, size = [], 0, 0
-        chunk.append((id, plan, group))
-        count += len(group)
-        size += weight
-    if chunk:
-        yield chunk
+def _was_parked(job: Job) -> bool:
+    """Whether a held job was parked when it was claimed, or may have been: without its history,
+    which is dropped if a job is too large, that is unknown."""
+    return job.history[-1].outcome is Outcome.PARK if job.history else job.attempt > 1
+
+
+def _holds(job: Job, seen: Standing | None, now_ms: int) -> bool:
+    """Whether what is stored now is the same claim, and its lease still holds."""
+    return seen is not None and bool(seen.kind) and life.holds(job, seen.job, now_ms=now_ms)

@@ -2,123 +2,75 @@
 
     nats://user:password@host1:4222,host2:4222/namespace?replicas=3&shards=2&ahead=1s
 
-A namespace is one or more streams (shards) of one message per job. `steps` says where each state of
-a job stands, `jobs` how it moves, `ready` how ready jobs are handed out. Here the shards become one
-store.
+A namespace is one or more streams (shards) with one message per job. `steps` has the subjects of a
+job's states, `jobs` moves it between them, `delivery` delivers ready jobs. This module makes one
+store of the shards.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from tickwheel.batch import BATCH_BYTES, few_at_a_time, portions
-from tickwheel.clock import S_NS, Clock, StoreClock, SystemClock, first_of
+from tickwheel import job as life
+from tickwheel.batch import BATCH_BYTES, portions
+from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock, SystemClock
+from tickwheel.concurrency import first_of
 from tickwheel.errors import StoreUnavailable
-from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
+from tickwheel.limit import Rate, admit
 from tickwheel.schedule import Schedule
-from tickwheel.store import Durability, Finding, Page, Query, QueueInfo, WorkerInfo, job_bytes
+from tickwheel.store import (
+    PARKED_LIMIT,
+    Durability,
+    Finding,
+    Page,
+    Query,
+    QueueInfo,
+    Tell,
+    WorkerInfo,
+    job_bytes,
+)
 from tickwheel.stores.nats import steps
+from tickwheel.stores.nats.answers import nanoseconds
+from tickwheel.stores.nats.away import Away
+from tickwheel.stores.nats.browse import counted, cursor_at, parse_cursor
+from tickwheel.stores.nats.ends import Ends
 from tickwheel.stores.nats.health import durability_of, findings_of
-from tickwheel.stores.nats.jobs import PARALLEL, Jobs
-from tickwheel.stores.nats.looking import Finder, counted
-from tickwheel.stores.nats.options import Options
-from tickwheel.stores.nats.ready import Ready, token_bytes
-from tickwheel.stores.nats.steps import Check, Layout, Step
-from tickwheel.stores.nats.stream import BATCH, Stream, Token
+from tickwheel.stores.nats.parked import Arrivals, Part
+from tickwheel.stores.nats.shard import Shard
+from tickwheel.stores.nats.steps import Check, Line, Step
+from tickwheel.stores.nats.url import NatsOptions
 from tickwheel.stores.nats.wire import Message, Wire, publish_line
-from tickwheel.throttle import Rate, admit
 
-# A bucket that nobody asked for this long, and that is full again, is forgotten.
+# The state of a rate limit expires when it was not used for this long and is full again.
 BUCKET_TTL_S = 3600
-# How often a claim asks for more where tokens were spent.
-ROUNDS = 3
-# The server's clock is asked again this often.
-MEASURE_S = 30.0
-# Tries at a bucket that others take from at the same moment.
+# How often the server's clock is measured, and how often the settings of the streams are checked.
+MEASURE_S, WATCH_S = 30.0, 5.0
+# How far the server's clock may be ahead of our estimate.
+DOUBT_MS = 1_000
+# How often a rate limit is tried that others change at the same moment.
 TRIES = 50
-# Jobs that an operator's step reads at once, and then writes.
+# How many lines one message names.
+LINES_NAMED = 100
+# How many jobs an operator's step reads at once, and then writes.
 OPERATED = 200
-
-
-class Shard:
-    """One stream, with everything that works on it."""
-
-    def __init__(
-        self, wire: Wire, options: Options, number: int, now_ms: Callable[[], int]
-    ) -> None:
-        self.layout = Layout(options.namespace, number, options.ahead_ms)
-        self.stream = Stream(
-            wire,
-            self.layout,
-            replicas=options.replicas,
-            shards=options.shards,
-            singly=options.durability == "fast",
-        )
-        self.jobs = Jobs(self.stream, self.layout, now_ms)
-        self.ready = Ready(wire, self.stream, self.layout, self.jobs)
-        self.finder = Finder(self.stream, self.layout, self.jobs)
-
-    async def ensure_sources(self, jobs: Sequence[Job]) -> None:
-        """Let these jobs be handed out once they are ready."""
-        for queue, priority in {(job.queue, str(job.priority)) for job in jobs}:
-            await self.stream.ensure_source(queue, priority)
-
-    async def claim(
-        self,
-        queues: list[str],
-        *,
-        worker: str,
-        limit: int,
-        most_bytes: int,
-        now_ms: int,
-        lease_ms: int,
-    ) -> list[Job]:
-        claimed: list[Job] = []
-
-        async def claim(tokens: Sequence[Token]) -> None:
-            claimed.extend(
-                await self.jobs.claim(
-                    tokens,
-                    worker=worker,
-                    now_ms=now_ms,
-                    lease_ms=lease_ms,
-                    leave=self.ready.keep,
-                )
-            )
-
-        # Tokens may turn out to be spent: then there is room for others.
-        for _ in range(ROUNDS):
-            wanted = limit - len(claimed)
-            async with few_at_a_time(PARALLEL) as start:
-                while wanted and most_bytes > 0:
-                    # By the batch: one is claimed while the next one comes.
-                    portion = min(wanted, BATCH)
-                    tokens = await self.ready.take(queues, portion, most_bytes)
-                    if tokens:
-                        await start(claim(tokens))
-                    wanted -= len(tokens)
-                    most_bytes -= sum(map(token_bytes, tokens))
-                    if len(tokens) < portion:
-                        break
-            if wanted or len(claimed) == limit:
-                break
-        return claimed
 
 
 class NatsStore:
     """Jobs in JetStream. One object serves one event loop."""
 
-    # A batch spends most of its time on the server's disk, and several do so together.
-    lanes = 4
+    # A batch spends most of its time on the server's disk, and several can do so together.
+    max_inflight = 4
     own_clock = False
 
-    def __init__(self, options: Options, clock: Clock | None = None) -> None:
+    def __init__(self, options: NatsOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._own_clock = clock or SystemClock()
         self._clock = StoreClock(self._own_clock)
@@ -126,14 +78,21 @@ class NatsStore:
         self._wire: Wire | None = None
         self._shards: list[Shard] = []
         self._begin = 0
-        # Workers whose cancels we hear of.
-        self._heard: dict[str, asyncio.Event] = {}
+        self._watched_s = 0.0
+        # Shards that don't answer: the others don't wait for them.
+        self._away = Away(self._shards)
+        # Set when a job of this worker gets a cancel request, by worker.
+        self._cancel_events: dict[str, asyncio.Event] = {}
+        # The tasks whose parked jobs this handle hears of, and its subscription.
+        self._tasks: Collection[str] = ()
+        self._parked_subscription: int | None = None
+        self._ends = Ends(options.namespace)
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> NatsStore:
-        return cls(Options.of(url), clock)
+        return cls(NatsOptions.of(url), clock)
 
-    # --- Life
+    # --- Open and close
 
     async def open(self) -> None:
         if self._wire is not None:
@@ -141,17 +100,23 @@ class NatsStore:
         servers = await self._options.open()
         options = self._options
         self._wire = wire = Wire(
-            servers, sign=options.sign(), tls=options.tls(), inbox=options.inbox
+            servers, credentials=options.credentials(), tls=options.tls(), inbox=options.inbox
         )
-        self._shards = [
-            Shard(wire, self._options, n, self._clock.now_ms) for n in range(self._options.shards)
+        self._shards[:] = [
+            Shard(wire, options, n, self._clock.now_ms, self._notify_full, self._notify_parked)
+            for n in range(options.shards)
         ]
-        wire.on_up, wire.on_stray = self._came_up, self._stray
+        wire.on_stray = self._stray
+        self._ends.wire = wire
         try:
             await wire.open()
+            wire.on_up = self._came_back
             for shard in self._shards:
                 await shard.stream.ensure()
+                await shard.room.check()
+            wire.subscribe(self._full_subject, self._found_full)
             await self._clock.measure(self.time_ns)
+            self._watched_s = self._own_clock.monotonic_ns() / S_NS
         except BaseException:
             await self.close()
             raise
@@ -160,29 +125,42 @@ class NatsStore:
         wire, self._wire = self._wire, None
         if wire is None:
             return
+        await self._away.close()
+        self._ends.close()
         for shard in self._shards:
-            await shard.ready.close()
+            await shard.delivery.close()
         await wire.close()
-        self._heard.clear()
+        self._cancel_events.clear()
+        self._tasks, self._parked_subscription = (), None
         await self._options.close()
 
-    def twin(self) -> NatsStore:
+    def new_handle(self) -> NatsStore:
         return NatsStore(self._options, self._own_clock)
 
     async def time_ns(self) -> int:
-        info = await self._first.stream.info()
-        return _nanoseconds(info["ts"])
+        times: list[int] = []
 
-    def _came_up(self) -> None:
+        async def ask(shard: Shard) -> None:
+            if not times:
+                times.append(nanoseconds((await shard.stream.info())["ts"]))
+
+        await self._away.of_each(self._turn(), ask)
+        return times[0]
+
+    def _came_back(self) -> None:
+        """The connection was lost and is there again; so may be the server."""
+        self._away.forget()
         for shard in self._shards:
-            shard.ready.told()
-        for event in self._heard.values():
+            shard.stream.doubt((self._clock.now_ms() + DOUBT_MS) * MS_NS)
+            shard.delivery.reconnected()
+        for event in self._cancel_events.values():
             event.set()
+        self._ends.reconnected()
 
     def _stray(self, message: Message) -> None:
         for shard in self._shards:
             if message.subject.startswith(shard.layout.prefix + "."):
-                shard.ready.returned(message)
+                shard.delivery.stray(message)
 
     @property
     def _first(self) -> Shard:
@@ -190,10 +168,16 @@ class NatsStore:
             raise StoreUnavailable("the store is closed")
         return self._shards[0]
 
-    async def _keep_time(self) -> None:
-        """Know the server's time: whether a job is due soon is for its clock to say."""
+    async def _keep_watch(self) -> None:
+        """Keep track of the server's clock, which decides whether a job is due soon, and check that
+        the settings of the streams are safe."""
         if self._clock.stale(MEASURE_S):
             await self._clock.measure(self.time_ns)
+        now_s = self._own_clock.monotonic_ns() / S_NS
+        if now_s - self._watched_s >= WATCH_S:
+            self._watched_s = now_s
+            for shard in self._shards:
+                await shard.stream.keep_right()
 
     # --- Which shard
 
@@ -202,8 +186,16 @@ class NatsStore:
             raise StoreUnavailable("the store is closed")
         return self._shards[zlib.crc32(key.encode()) % len(self._shards)]
 
+    def _turn(self) -> list[Shard]:
+        """The shards, starting with another one each time, so that none is always the last."""
+        if self._wire is None:
+            raise StoreUnavailable("the store is closed")
+        self._begin = (self._begin + 1) % len(self._shards)
+        return self._shards[self._begin :] + self._shards[: self._begin]
+
     def _of_job(self, id: str) -> Shard:
-        # The job of a tick is named as its schedule, and lies beside it: they move in one step.
+        # The id of a tick's job begins with the name of its schedule: both are in one shard, so
+        # that they can be written in one step.
         return self._shard(id.rpartition("@")[0] or id)
 
     def _split(self, ids: Iterable[str]) -> dict[Shard, list[str]]:
@@ -220,83 +212,114 @@ class NatsStore:
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
-        first: dict[str, Job] = {}
-        for job in jobs:
-            first.setdefault(job.id, job)
+        first = life.first_by_id(jobs)
         added: set[str] = set()
-        await self._keep_time()
-        for shard, ids in self._split(first).items():
+        await self._keep_watch()
+
+        async def add(shard: Shard, ids: list[str]) -> None:
             mine = [first[id] for id in ids]
-            await shard.ensure_sources(mine)
-            added |= await shard.jobs.add(mine)
-        answers = []
-        for job in jobs:
-            answers.append(job.id in added)
-            added.discard(job.id)
-        return answers
+            await shard.prepare(mine)
+            added.update(await shard.jobs.add(mine))
+
+        for failure in (await self._away.of_all(self._split(first), add)).values():
+            raise failure
+        return life.which_added(jobs, added)
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        now_ms: int,
+        lease_ms: int,
+        tasks: Collection[str] = (),
+        call: int | None = None,
+        again: bool = False,
     ) -> list[Job]:
-        self._hear(worker)
-        await self._keep_time()
+        self._cancel_event(worker)
+        self._subscribe_parked(tasks)
+        await self._keep_watch()
+        if again and call is not None and (held := await self._claimed_by(call, now_ms, lease_ms)):
+            return held
         wanted = list(dict.fromkeys(queues))
         claimed: list[Job] = []
         left_bytes = BATCH_BYTES
-        shards = self._turn()
-        for left, shard in zip(range(len(shards), 0, -1), shards, strict=True):
+        shards = self._away.others(self._turn())
+        left = len(shards)
+
+        async def claim(shard: Shard) -> None:
+            nonlocal left, left_bytes
+            share, left = left, left - 1
             some = await shard.claim(
                 wanted,
                 worker=worker,
-                limit=-(-(limit - len(claimed)) // left),
-                most_bytes=left_bytes // left,
+                limit=-(-(limit - len(claimed)) // share),
+                most_bytes=left_bytes // share,
                 now_ms=now_ms,
                 lease_ms=lease_ms,
+                tasks=tasks,
+                call=call,
             )
             left_bytes -= sum(map(job_bytes, some))
-            claimed += some
+            claimed.extend(some)
+
+        self._away.served = wanted
+        await self._away.of_each(shards, claim)
         return claimed
 
-    def _turn(self) -> list[Shard]:
-        """The shards, beginning with another one each time, so that none is always the last."""
-        if self._wire is None:
-            raise StoreUnavailable("the store is closed")
-        self._begin = (self._begin + 1) % len(self._shards)
-        return self._shards[self._begin :] + self._shards[: self._begin]
+    async def _claimed_by(self, call: int, now_ms: int, lease_ms: int) -> list[Job]:
+        """What this call claimed, as far as we still hold it."""
+        held: list[Job] = []
 
-    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
+        async def ask(shard: Shard) -> None:
+            held.extend(await shard.jobs.claimed_by(call, now_ms=now_ms, lease_ms=lease_ms))
+
+        await self._away.of_each(self._turn(), ask)
+        return held
+
+    async def wait(
+        self, queues: Sequence[str], *, now_ms: int, until_ms: int, tasks: Collection[str] = ()
+    ) -> None:
         shards = self._turn()
+        self._subscribe_parked(tasks)
         if not queues:
             await asyncio.sleep(max(until_ms - now_ms, 0) / 1000)
             return
         seconds = (until_ms - now_ms) / 1000
-        await first_of(*(shard.ready.wait(queues, seconds) for shard in shards))
+        await first_of(*(shard.delivery.wait(queues, seconds, tasks) for shard in shards))
 
-    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        heard = self._hear(worker)
+    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        requested = self._cancel_event(worker)
         loop = asyncio.get_running_loop()
         end = loop.time() + (until_ms - now_ms) / 1000
         while True:
-            heard.clear()
-            ids = [
-                standing.job.id
-                for shard in self._turn()
-                for standing in await shard.jobs.gathered(
-                    *(shard.layout.of_kind(kind, None) for kind in steps.ASKED)
-                )
-                if standing.job.worker == worker
-            ]
+            requested.clear()
+            ids: list[str] = []
+
+            async def gather(shard: Shard, ids: list[str] = ids) -> None:
+                subjects = [shard.layout.of_kind(kind, None) for kind in steps.CANCELLING]
+                for standing in await shard.jobs.gathered(*subjects):
+                    if standing.job.worker == worker:
+                        ids.append(standing.job.id)
+
+            await self._away.of_each(self._turn(), gather)
             left = end - loop.time()
             if ids or left <= 0:
                 return ids
-            await first_of(heard.wait(), timeout_s=left)
+            await first_of(requested.wait(), timeout_s=left)
 
-    def _hear(self, worker: str) -> asyncio.Event:
-        """Set when somebody asks one of this worker's jobs to stop."""
-        event = self._heard.get(worker)
+    async def watch_ended(
+        self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
+    ) -> None:
+        await self._ends.watch(ids, tell, now_ms=now_ms, until_ms=until_ms)
+
+    def _cancel_event(self, worker: str) -> asyncio.Event:
+        """An event that is set when one of this worker's jobs gets a cancel request."""
+        event = self._cancel_events.get(worker)
         if event is None:
-            event = self._heard[worker] = asyncio.Event()
-            subject = f"{self._first.layout.asked}.{steps.token(worker)}"
+            event = self._cancel_events[worker] = asyncio.Event()
+            subject = f"{self._first.layout.notify_cancel}.{steps.subject_part(worker)}"
             assert self._wire is not None
             self._wire.subscribe(subject, lambda _: event.set())
         return event
@@ -304,37 +327,107 @@ class NatsStore:
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         by_id = {job.id: job for job in jobs}
         extended: dict[str, Job] = {}
-        for shard, ids in self._split(by_id).items():
+
+        async def extend(shard: Shard, ids: list[str]) -> None:
             held = [by_id[id] for id in ids]
-            extended |= await shard.jobs.extend(held, now_ms=now_ms, lease_ms=lease_ms)
+            extended.update(await shard.jobs.extend(held, now_ms=now_ms, lease_ms=lease_ms))
+
+        split = self._split(by_id)
+        failed = await self._away.of_all(split, extend)
+        for shard, failure in failed.items():
+            if len(failed) == len(split):
+                raise failure
+            # These may still be ours: we hold them until their leases run out.
+            mine = [by_id[id] for id in split[shard]]
+            extended |= {job.id: job for job in mine if life.held(job, now_ms=now_ms)}
         return [extended.get(job.id) for job in jobs]
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers: list[bool] = [False] * len(settlements)
         todo = list(enumerate(settlements))
         while todo:
-            # One id at a time once: a repeat is answered by what the first of it did.
+            # Each id once per round: a repeat is answered by what the first one did.
             once = {settlement.job.id: (n, settlement) for n, settlement in reversed(todo)}
-            for shard, ids in self._split(once).items():
-                taken = await shard.jobs.settle([once[id][1] for id in ids], now_ms=now_ms)
+
+            async def settle(
+                shard: Shard, ids: list[str], once: dict[str, tuple[int, Settlement]] = once
+            ) -> None:
+                mine = [once[id][1] for id in ids]
+                taken = await shard.jobs.settle(mine, now_ms=now_ms)
                 for id in ids:
                     answers[once[id][0]] = id in taken
+                self._ends.notify(taken)
+                shard.notify_parked(
+                    [each.job for each in mine if each.outcome is Outcome.PARK], taken
+                )
+
+            for failure in (await self._away.of_all(self._split(once), settle)).values():
+                raise failure
             done = {n for n, _ in once.values()}
             todo = [(n, settlement) for n, settlement in todo if n not in done]
         return answers
 
-    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
-        answers: dict[str, Cancelled] = {}
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelOutcome]:
+        answers: dict[str, CancelOutcome] = {}
         for shard, mine in self._portions(ids):
-            found, asked = await shard.jobs.cancel(mine, now_ms=now_ms)
+            found, requested = await shard.jobs.cancel(mine, now_ms=now_ms)
             answers |= found
-            for worker in {job.worker for job in asked if job.worker}:
-                self._tell(f"{self._first.layout.asked}.{steps.token(worker)}")
-        return [answers.get(id, Cancelled.UNKNOWN) for id in ids]
+            self._ends.notify(found)
+            for worker in {job.worker for job in requested if job.worker}:
+                self._notify(f"{self._first.layout.notify_cancel}.{steps.subject_part(worker)}")
+        return [answers.get(id, CancelOutcome.UNKNOWN) for id in ids]
 
-    def _tell(self, subject: str) -> None:
+    def _notify(self, subject: str, data: bytes = b"") -> None:
         assert self._wire is not None
-        self._wire.send(publish_line(subject, b""))
+        self._wire.send(publish_line(subject, data))
+
+    @property
+    def _parked_subject(self) -> str:
+        """The subject that says which lines have got parked jobs; no worker can have this name."""
+        return f"{self._first.layout.notify_cancel}.=parked"
+
+    def _notify_parked(self, shard: int, arrivals: Arrivals) -> None:
+        for some in portions(list(arrivals.items()), most=LINES_NAMED):
+            # If this is lost, others find out by themselves.
+            with contextlib.suppress(StoreUnavailable):
+                data = msgspec.json.encode((shard, some))
+                self._notify(self._parked_subject, data)
+
+    def _subscribe_parked(self, tasks: Collection[str]) -> None:
+        """Hear of parked jobs of these tasks. Of the handles that know the same tasks, one is told
+        of each."""
+        if not tasks or tasks is self._tasks or self._wire is None:
+            return
+        same, self._tasks = set(self._tasks) == set(tasks), tasks
+        if same:
+            return
+        if self._parked_subscription is not None:
+            self._wire.unsubscribe(self._parked_subscription)
+        names = "\n".join(sorted(tasks)).encode()
+        group = f"parked-{hashlib.blake2b(names, digest_size=10).hexdigest()}"
+        self._parked_subscription = self._wire.subscribe(
+            self._parked_subject, self._on_parked, group=group
+        )
+        for shard in self._shards:
+            shard.parked.doubt()
+
+    def _on_parked(self, message: Message) -> None:
+        number, lines = _arrivals(message.data)
+        known = {line: part for line, part in lines if line.task in self._tasks}
+        self._shards[number].parked.arrived(known)
+
+    @property
+    def _full_subject(self) -> str:
+        """The subject that says that the store is full; no worker can have this name."""
+        return f"{self._first.layout.notify_cancel}.=full"
+
+    def _notify_full(self) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            self._notify(self._full_subject)
+
+    def _found_full(self, _: Message) -> None:
+        for shard in self._shards:
+            shard.room.found_full()
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
         done: set[str] = set()
@@ -350,36 +443,43 @@ class NatsStore:
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         pruned = 0
-        for shard in self._turn():
+
+        async def prune(shard: Shard) -> None:
+            nonlocal pruned
             for state in states:
                 left = limit - pruned
                 pruned += await shard.jobs.prune(state, before_ms=before_ms, limit=left)
+
+        await self._away.of_each(self._turn(), prune)
         return pruned
 
     # --- Schedules
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
-        return await self._shard(schedule.name).jobs.put_schedule(schedule)
+        return await self._shard(schedule.name).schedules.put(schedule)
+
+    async def replace_schedule(self, schedule: Schedule) -> bool:
+        return await self._shard(schedule.name).schedules.replace(schedule)
 
     async def delete_schedule(self, name: str) -> bool:
-        return await self._shard(name).jobs.delete_schedule(name)
+        return await self._shard(name).schedules.delete(name)
 
     async def schedules(self) -> list[Schedule]:
-        found = [each for shard in self._turn() for each in await shard.jobs.schedules()]
+        found = [each for shard in self._turn() for each in await shard.schedules.all()]
         return sorted(found, key=lambda schedule: schedule.name)
 
     async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
         shard = self._shard(schedule.name)
         if any(self._of_job(job.id) is not shard for job in jobs):
             raise StoreUnavailable(
-                f"the jobs of schedule {schedule.name!r} lie in other shards: "
-                "they are to be named as their schedule, followed by @ and the tick"
+                f"the jobs of schedule {schedule.name!r} are in other shards: "
+                "their ids must be the schedule's name, @ and the tick"
             )
-        await shard.ensure_sources(jobs)
-        await self._keep_time()
-        return await shard.jobs.fire(schedule, jobs, next_ms=next_ms)
+        await self._keep_watch()
+        await shard.prepare(jobs)
+        return await shard.schedules.fire(schedule, jobs, next_ms=next_ms)
 
-    # --- Looking and operating
+    # --- Browse and operate
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         found: dict[str, Job] = {}
@@ -388,37 +488,64 @@ class NatsStore:
         return [found.get(id) for id in ids]
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
+        """Neither tasks nor meta have an index: a page scans about a thousand jobs for them."""
         shards = sorted(self._turn(), key=lambda shard: shard.layout.stream)
-        number, _, rest = (cursor or "0:").partition(":")
-        at = int(number) if number.isdigit() else len(shards)
-        if at >= len(shards):
-            return Page(jobs=[])
-        jobs, after = await shards[at].finder.find(query, rest, limit)
-        if after:
-            return Page(jobs=jobs, cursor=f"{at}:{after}")
-        return Page(jobs=jobs, cursor=f"{at + 1}:" if at + 1 < len(shards) else None)
+        at, rest, missing = parse_cursor(cursor)
+        jobs: list[Job] = []
+        while at < len(shards) and not jobs:
+            shard, after = shards[at], ""
+
+            async def look(shard: Shard, _: list[str], rest: str = rest) -> None:
+                nonlocal jobs, after
+                jobs, after = await shard.finder.find(query, rest, limit)
+
+            failed = await self._away.of_all({shard: []}, look)
+            if failed and len(shards) == 1:
+                raise failed[shard]
+            missing += [at] if failed else []
+            at, rest = (at, after) if after else (at + 1, "")
+            if after and (query.task is not None or query.meta is not None):
+                break  # the next page scans on
+        if missing and at == len(shards) and not jobs:
+            names = ", ".join(shards[each].layout.stream for each in missing)
+            raise StoreUnavailable(f"no answer from {names}: their jobs are not listed")
+        more = at < len(shards) or (missing and at == len(shards))
+        return Page(jobs=jobs, cursor=cursor_at(at, rest, missing) if more else None)
+
+    async def parked(self) -> list[Job]:
+        found = [job for shard in self._turn() for job in await shard.parked.first_of_each()]
+        first: dict[tuple[str, str], Job] = {}
+        for job in sorted(found, key=lambda job: job.due_ms):
+            first.setdefault((job.queue, job.task), job)
+        return list(first.values())[:PARKED_LIMIT]
 
     async def queues(self) -> list[QueueInfo]:
-        consumers = [each for shard in self._turn() for each in await shard.stream.count()]
-        return counted(consumers)
+        shards = self._turn()
+        consumers = []
+        for shard in shards:
+            queues = {line.queue for line in await shard.parked.notes()}
+            consumers += await shard.stream.count(queues)
+        spare = [
+            each for shard in shards for each in await shard.jobs.still_ready(shard.delivery.spare)
+        ]
+        return counted(consumers, spare)
 
     async def pause(self, queue: str, paused: bool) -> None:
         for shard in self._turn():
             await shard.stream.pause(queue, paused)
             if not paused:
-                self._tell(f"{shard.layout.news}.r.{steps.token(queue)}.again")
+                self._notify(f"{shard.layout.notify}.r.{steps.subject_part(queue)}.again")
 
     async def beat(self, worker: WorkerInfo) -> None:
         shard = self._shard("")
-        subject = f"{shard.layout.prefix}.w.{steps.token(worker.name)}"
+        subject = f"{shard.layout.prefix}.w.{steps.subject_part(worker.name)}"
         if worker.gone_after_ms <= 0:
             await shard.stream.purge(subject)
             return
-        # Whole seconds; what it outlives by that is left out when workers are listed.
+        # In whole seconds, so it may expire a little late; `workers` leaves it out by then.
         ttl_s = worker.gone_after_ms // 1000 + 1
-        await shard.stream.store(
-            [Step(subject, f"Nats-TTL: {ttl_s}s\r\n", msgspec.json.encode(worker))]
-        )
+        step = Step(subject, f"Nats-TTL: {ttl_s}s\r\n", msgspec.json.encode(worker))
+        await shard.room.store(step)
 
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
         shard = self._shard("")
@@ -429,7 +556,7 @@ class NatsStore:
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
         shard = self._shard(key)
-        subject = f"{shard.layout.prefix}.b.{steps.token(key)}"
+        subject = f"{shard.layout.prefix}.b.{steps.subject_part(key)}"
         for _ in range(TRIES):
             found = await shard.stream.leader_last(subject)
             full_ns, seq = (int(found[2]), found[1]) if found else (None, 0)
@@ -439,9 +566,10 @@ class NatsStore:
             full_s = full_ns // S_NS - now_ms // 1000 + 1
             ttl = f"Nats-TTL: {max(full_s, BUCKET_TTL_S)}s\r\n"
             headers = Check(subject, seq).headers + ttl
-            if await shard.stream.store([Step(subject, headers, str(full_ns).encode())]):
+            step = Step(subject, headers, str(full_ns).encode())
+            if await shard.room.store(step):
                 return 0
-        raise StoreUnavailable(f"too many take from the bucket {key!r} at the same moment")
+        raise StoreUnavailable(f"the rate limit {key!r} is too busy")
 
     async def durability(self) -> Durability:
         return await durability_of(self._options, self._first.stream)
@@ -455,19 +583,13 @@ class NatsStore:
 
 
 _as_worker = msgspec.json.Decoder(WorkerInfo).decode
+_arrivals = msgspec.json.Decoder(tuple[int, list[tuple[Line, Part]]]).decode
 
 
 def _once(ids: Sequence[str], done: set[str]) -> list[bool]:
-    """An answer for each id; where one comes twice, the step happened at its first."""
+    """An answer for each id; if one comes twice, the first one counts."""
     answers = []
     for id in ids:
         answers.append(id in done)
         done.discard(id)
     return answers
-
-
-def _nanoseconds(text: str) -> int:
-    """RFC 3339 with any number of digits below the second, as a server writes it."""
-    whole, _, rest = text.rstrip("Z").partition(".")
-    seconds = int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp())
-    return seconds * S_NS + int(rest.ljust(9, "0")[:9] or 0)

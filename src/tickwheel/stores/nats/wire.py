@@ -1,6 +1,6 @@
-"""A thin NATS client: one connection, kept up, over which requests and batches go in one write.
+"""A thin NATS client: one connection that reconnects, and sends a request or batch in one write.
 
-It knows the protocol and nothing of jobs. Why it is ours is in docs/adr/0012.
+It knows the protocol and nothing of jobs. docs/adr/0013 says why we have our own.
 """
 
 from __future__ import annotations
@@ -18,46 +18,54 @@ from typing import Any
 
 import msgspec
 
-from tickwheel.clock import first_of
+from tickwheel.concurrency import first_of
 from tickwheel.errors import StoreError, StoreUnavailable
 from tickwheel.version import __version__
 
 log = logging.getLogger("tickwheel")
 
-# An answer that takes longer than this is taken for lost.
+# An answer that takes longer than this counts as lost.
 ANSWER_S = 5.0
-# A connection in the making, and one that is to come back, are waited for this long.
+# How long to wait for a new connection, and for one that is being restored.
 CONNECT_S = 5.0
 RETURN_S = 2.0
-# The pause before the next server is tried: doubled each round, up to the longest.
+# The pause before the next server is tried: doubled each time, up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
-# A silent connection is asked whether it lives; one that stays silent for another such span is cut.
+# A connection that is silent for this long gets a ping; after the same time again it is cut.
 PING_S = 5.0
 READ_BYTES = 256 * 1024
-# More than this unsent means that the server takes nothing any more.
+# With more than this unsent, the server has stopped reading.
 UNSENT_BYTES = 64 * 1024 * 1024
-# Nodes of a cluster that are remembered.
+# How many nodes of a cluster are remembered.
 SERVERS = 32
 # $JS.ACK.stream.consumer.delivered.stream-seq.consumer-seq.time.pending
-ACK_TOKENS = 9
+ACK_PARTS = 9
 
 _DENIED = re.compile(r"Permissions Violation for (Publish|Subscription) to \"([^\"]*)\"", re.I)
 
 
+class NoAnswer(StoreUnavailable):
+    """The server did not answer a request in time."""
+
+
 class Denied(StoreError):
-    """The server forbids this user what the store needs."""
+    """The server forbids this user something that the store needs."""
+
+
+class Gone(StoreUnavailable):
+    """Nobody answers for a consumer: it has no leader, was deleted, or never existed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """Who we are: the public part goes into CONNECT, the server's nonce is signed."""
+class Credentials:
+    """How we log in: `public` goes into CONNECT, and `sign` signs the server's nonce."""
 
     public: dict[str, str]
     sign: Callable[[bytes], str] | None = None
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """What arrived. Headers are as they came; see `status` and `header`."""
+    """A message that arrived. Headers are raw; see `status` and `header`."""
 
     subject: str
     reply: str
@@ -65,9 +73,24 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    """A subscription. In a group, one member gets each message; with `once`, the server ends the
+    subscription after the first message."""
+
+    subject: str
+    group: str
+    once: bool
+
+    def line(self, sid: int) -> bytes:
+        group = f"{self.group} " if self.group else ""
+        end = f"UNSUB {sid} 1\r\n" if self.once else ""
+        return f"SUB {self.subject} {group}{sid}\r\n{end}".encode()
+
+
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """Somebody waits for an answer, or for several until one of them is the last."""
+    """A caller waits for an answer, or for several until `last` says that one is the last."""
 
     future: asyncio.Future[list[Message]]
     last: Callable[[Message], bool]
@@ -76,13 +99,13 @@ class _Pending:
 
 
 def status(message: Message) -> int:
-    """The status of a message that is one, as 404; 0 of all others."""
+    """The status of a status message, such as 404; 0 for all others."""
     line = message.headers[8:12]
     return int(line) if line.strip().isdigit() else 0
 
 
 def header(message: Message, name: bytes) -> str:
-    """One header of a message; empty where it has none of that name."""
+    """One header of a message; empty if it has none of that name."""
     if not message.headers:
         return ""
     start = message.headers.find(b"\r\n" + name + b": ")
@@ -93,7 +116,7 @@ def header(message: Message, name: bytes) -> str:
 
 
 def publish_line(subject: str, data: bytes, *, headers: str = "", reply: str = "") -> bytes:
-    """One publish as it goes over the wire; headers are `Name: value` lines, each with CRLF."""
+    """One publish in the protocol's form; headers are `Name: value` lines, each with CRLF."""
     if not headers:
         return b"PUB %s %s%d\r\n%s\r\n" % (
             subject.encode(),
@@ -113,23 +136,23 @@ def publish_line(subject: str, data: bytes, *, headers: str = "", reply: str = "
 
 
 class Wire:
-    """One connection to a server or cluster. While it is away, calls fail with StoreUnavailable."""
+    """One connection to a server or cluster. While it is down, calls fail with StoreUnavailable."""
 
     def __init__(
         self,
         servers: Sequence[tuple[str, int]],
         *,
-        sign: Sign | None = None,
+        credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
         inbox: str = "_INBOX",
     ) -> None:
         self._servers = list(servers)
-        self._sign = sign or Sign({})
+        self._credentials = credentials or Credentials({})
         self._tls = tls
         self._inbox = f"{inbox}.{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
-        self._subscriptions: dict[int, tuple[str, Callable[[Message], None]]] = {}
+        self._subscriptions: dict[int, _Subscription] = {}
         self._by_sid: dict[bytes, Callable[[Message], None]] = {}
         self._running: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -138,17 +161,19 @@ class Wire:
         # Why no answer can reach us.
         self._deaf: Denied | None = None
         self.was_up = False
+        # The number of the connection: each new one has the next.
+        self.connection = 0
         self.info: dict[str, Any] = {}
-        # Called each time that the connection has come up.
+        # Called each time the connection has come up.
         self.on_up: Callable[[], None] = lambda: None
-        # Called with what a stream delivered and nobody waits for any more.
+        # Called with messages that a stream delivered and nobody waits for any more.
         self.on_stray: Callable[[Message], None] = lambda _: None
         self._pulls: dict[str, _Pending] = {}
 
-    # --- Life
+    # --- Open and close
 
     async def open(self) -> None:
-        """Connect; raises at once where the server refuses us, else after a few seconds."""
+        """Connect. Raises at once if the server refuses us, or else after a few seconds."""
         if self._running is None:
             self.subscribe(f"{self._inbox}.>", self._answered)
             self._running = asyncio.create_task(self._run(), name="tickwheel-nats")
@@ -170,18 +195,21 @@ class Wire:
     # --- Talking
 
     def send(self, data: bytes) -> None:
-        """Send without waiting; raises where the connection is away."""
+        """Send without waiting. Raises if the connection is down."""
         if self._writer is None or self._writer.is_closing() or not self._up.is_set():
             why = f": {self._failure}" if self._failure else ""
-            raise StoreUnavailable(f"the connection to NATS is away{why}")
+            raise StoreUnavailable(f"the connection to NATS is down{why}")
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
-            raise StoreUnavailable("the NATS server takes nothing any more")
+            raise StoreUnavailable("the NATS server has stopped reading")
         self._writer.write(data)
 
-    async def request(self, subject: str, data: bytes = b"", headers: str = "") -> Message:
-        """Send one message and wait for the one answer."""
+    async def request(
+        self, subject: str, data: bytes = b"", headers: str = "", *, connection: int | None = None
+    ) -> Message:
+        """Send one message and wait for its one answer."""
         [answer] = await self.exchange(
-            lambda reply: publish_line(subject, data, headers=headers, reply=reply)
+            lambda reply: publish_line(subject, data, headers=headers, reply=reply),
+            connection=connection,
         )
         return answer
 
@@ -192,19 +220,23 @@ class Wire:
         last: Callable[[Message], bool] = lambda _: True,
         got: list[Message] | None = None,
         pull: str = "",
+        connection: int | None = None,
     ) -> list[Message]:
-        """Send what `line` makes of a reply subject; gives the answers up to the last one.
+        """Send what `line` makes of a reply subject; returns the answers up to the last one.
 
-        They gather in `got`. With `pull` what that consumer delivers is part of the answer.
+        They gather in `got`. With `pull`, what that consumer delivers is part of the answer. With
+        `connection`, it is sent over this one or not at all.
         """
         await self._returned()
+        if connection not in (None, self.connection):
+            raise StoreUnavailable("the connection to NATS was lost")
         if self._deaf is not None:
             raise self._deaf
-        token = str(next(self._numbers))
-        sent = line(f"{self._inbox}.{token}")
+        number = str(next(self._numbers))
+        sent = line(f"{self._inbox}.{number}")
         future: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
         pending = _Pending(future, last, sent, [] if got is None else got)
-        self._pending[token] = pending
+        self._pending[number] = pending
         if pull:
             self._pulls[pull] = pending
         try:
@@ -212,20 +244,20 @@ class Wire:
             async with asyncio.timeout(ANSWER_S):
                 return await future
         except TimeoutError:
-            raise StoreUnavailable(f"NATS gave no answer within {ANSWER_S:g} s") from None
+            raise NoAnswer(f"NATS did not answer within {ANSWER_S:g} s") from None
         finally:
-            del self._pending[token]
+            del self._pending[number]
             if pull:
                 del self._pulls[pull]
 
     async def pull(
         self, stream: str, consumer: str, count: int, most_bytes: int
     ) -> tuple[list[Message], bool]:
-        """What a consumer has right now, up to `count` and `most_bytes`; and whether it may have
-        more. Nothing comes where the first message alone is larger. One pull of a consumer at a
-        time."""
+        """The messages that a consumer has now, up to `count` and `most_bytes`; and whether it may
+        have more. If the first message alone is larger, nothing comes. Only one pull per consumer
+        at a time. Raises Gone if nobody answers for the consumer."""
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        wish = b'{"batch":%d,"max_bytes":%d,"no_wait":true}' % (count, most_bytes)
+        request = b'{"batch":%d,"max_bytes":%d,"no_wait":true}' % (count, most_bytes)
         got: list[Message] = []
         coming, cut = count, False
 
@@ -234,8 +266,8 @@ class Wire:
             if message.reply:
                 coming -= 1
             elif left := header(message, b"Nats-Pending-Messages"):
-                # The end of a pull that has a limit of bytes. In a cluster it can be here before
-                # the messages: so many of them are not coming.
+                # The end of a pull with a limit of bytes: so many messages are not coming. In a
+                # cluster it can arrive before the others.
                 coming -= int(left)
                 cut = _TOO_LARGE in message.headers
             else:
@@ -244,41 +276,66 @@ class Wire:
 
         try:
             await self.exchange(
-                lambda reply: publish_line(subject, wish, reply=reply),
+                lambda reply: publish_line(subject, request, reply=reply),
                 last=last,
                 got=got,
                 pull=f"{stream}.{consumer}",
             )
         except BaseException:
-            # Also where the caller gave up: what was delivered is nobody else's for a long while.
+            # Also if the caller gave up: nobody else gets what was delivered for a long while.
             for message in got:
                 self.on_stray(message)
             raise
         messages = [message for message in got if message.reply]
+        if not messages and got and (status(got[-1]) == 503 or _DELETED in got[-1].headers):
+            raise Gone(f"consumer {consumer} of stream {stream} does not exist or has no leader")
         return messages, cut or len(messages) == count
 
-    def subscribe(self, subject: str, handle: Callable[[Message], None]) -> None:
-        """Hand every message on this subject to `handle`, also after the connection came back."""
+    def subscribe(
+        self,
+        subject: str,
+        handle: Callable[[Message], None],
+        *,
+        group: str = "",
+        once: bool = False,
+    ) -> int:
+        """Hand every message on this subject to `handle`, also after a reconnect; in a group, one
+        member gets each message. Returns an id for `unsubscribe`."""
         sid = next(self._numbers)
-        self._subscriptions[sid] = (subject, handle)
-        self._by_sid[str(sid).encode()] = handle
+
+        def hear_once(message: Message) -> None:
+            self._forget(sid)
+            handle(message)
+
+        self._subscriptions[sid] = subscription = _Subscription(subject, group, once)
+        self._by_sid[str(sid).encode()] = hear_once if once else handle
         with contextlib.suppress(StoreUnavailable):  # it is sent when the connection is up
-            self.send(f"SUB {subject} {sid}\r\n".encode())
+            self.send(subscription.line(sid))
+        return sid
+
+    def unsubscribe(self, sid: int) -> None:
+        if self._forget(sid):
+            with contextlib.suppress(StoreUnavailable):  # the server forgot it with the connection
+                self.send(b"UNSUB %d\r\n" % sid)
+
+    def _forget(self, sid: int) -> bool:
+        self._by_sid.pop(str(sid).encode(), None)
+        return self._subscriptions.pop(sid, None) is not None
 
     async def _returned(self) -> None:
-        """Wait a moment for a connection that is away."""
+        """Wait a moment for a connection that is down."""
         if self._running is None:
             raise StoreUnavailable("the store is closed")
         if not self._up.is_set():
             await first_of(self._up.wait(), timeout_s=RETURN_S)
 
-    # --- The connection, again and again
+    # --- Connect and reconnect
 
     async def _run(self) -> None:
-        """Keep a connection up until we are cancelled, or refused before we ever had one."""
+        """Connect again and again until cancelled, or until the first connection is refused."""
         pause_s = FIRST_PAUSE_S
         for turn in itertools.count():
-            # Not a cycle over the list: that would know only those of its first round.
+            # Not itertools.cycle: that would miss servers that are learned later.
             host, port = self._servers[turn % len(self._servers)]
             try:
                 async with asyncio.timeout(CONNECT_S):
@@ -286,15 +343,15 @@ class Wire:
                 pause_s = FIRST_PAUSE_S
                 await self._serve(reader)
             except (OSError, EOFError, TimeoutError) as error:
-                words = str(error) or "it gave no answer"
+                words = str(error) or "no answer"
                 self._failure = StoreUnavailable(f"nats://{host}:{port}: {words}")
             except StoreError as error:
                 self._failure = error
                 if not self.was_up:
                     return
             except Exception as error:
-                # Something was said that we can't make sense of; another connection may.
-                log.exception("NATS: the connection is made anew")
+                # The server sent something invalid; a new connection may help.
+                log.exception("NATS: reconnecting after an unexpected error")
                 self._failure = StoreUnavailable(f"nats://{host}:{port}: {error!r}")
             finally:
                 self._drop("the connection to NATS was lost")
@@ -305,23 +362,24 @@ class Wire:
         reader, self._writer = await asyncio.open_connection(host, port)
         line = await reader.readline()
         if not line.startswith(b"INFO "):
-            raise StoreUnavailable(f"nats://{host}:{port} does not speak NATS")
+            raise StoreUnavailable(f"nats://{host}:{port} is not a NATS server")
         self.info = msgspec.json.decode(line[5:])
         if self._tls is not None or self.info.get("tls_required"):
             context = self._tls or ssl.create_default_context()
             await self._writer.start_tls(context, server_hostname=host)
         self._writer.write(b"CONNECT " + msgspec.json.encode(self._hello()) + b"\r\nPING\r\n")
-        # Whether we are let in is said before the answer to our ping.
+        # A refusal comes before the answer to our ping.
         while not (line := await reader.readline()).startswith(b"PONG"):
             if not line:
                 raise EOFError("the server closed the connection")
             if line.startswith(b"-ERR"):
-                raise Denied(f"nats://{host}:{port} refuses us: {_words(line)}")
+                raise Denied(f"nats://{host}:{port} refuses the connection: {_words(line)}")
         self._learn_servers()
         self._deaf = None
-        for sid, (subject, _) in self._subscriptions.items():
-            self._writer.write(f"SUB {subject} {sid}\r\n".encode())
+        for sid, subscription in self._subscriptions.items():
+            self._writer.write(subscription.line(sid))
         self.was_up = True
+        self.connection += 1
         self._up.set()
         self.on_up()
         return reader
@@ -337,14 +395,14 @@ class Wire:
             "protocol": 1,
             "name": "tickwheel",
             "tls_required": self._tls is not None,
-            **self._sign.public,
+            **self._credentials.public,
         }
-        if self._sign.sign is not None and (nonce := self.info.get("nonce")):
-            hello["sig"] = self._sign.sign(nonce.encode())
+        if self._credentials.sign is not None and (nonce := self.info.get("nonce")):
+            hello["sig"] = self._credentials.sign(nonce.encode())
         return hello
 
     def _learn_servers(self) -> None:
-        """A cluster tells where its other nodes are."""
+        """A cluster lists the addresses of its other nodes."""
         for address in self.info.get("connect_urls") or ():
             host, _, port = address.rpartition(":")
             server = (host.strip("[]"), int(port))
@@ -352,7 +410,7 @@ class Wire:
                 self._servers.append(server)
 
     async def _serve(self, reader: asyncio.StreamReader) -> None:
-        """Read until the connection ends, or stays silent although it was asked."""
+        """Read until the connection ends, or doesn't answer a ping."""
         rest, silent = b"", False
         while True:
             try:
@@ -370,7 +428,7 @@ class Wire:
             rest = self._parse(rest + data if rest else data)
 
     def _drop(self, words: str) -> None:
-        """Let go of the connection; whoever waits for an answer learns that it will not come."""
+        """Close the connection, and fail the calls that wait for an answer."""
         self._up.clear()
         if self._writer is not None:
             self._writer.transport.abort()
@@ -382,7 +440,7 @@ class Wire:
     # --- What arrives
 
     def _parse(self, data: bytes) -> bytes:
-        """Handle every whole message; gives the rest, for when more of it has come."""
+        """Handle every complete message; returns the rest."""
         at = 0
         while (end := data.find(b"\r\n", at)) >= 0:
             kind = data[at]
@@ -395,7 +453,7 @@ class Wire:
                 at = start + size + 2
                 self._arrived(words, kind == _H, data[start : start + size])
             else:
-                self._told(data[at:end])
+                self._handle_line(data[at:end])
                 at = end + 2
         return data[at:]
 
@@ -410,11 +468,11 @@ class Wire:
 
     def _answered(self, message: Message) -> None:
         if message.subject.startswith(self._inbox):
-            # What follows the number says which of several messages was answered.
+            # After the number comes which of several messages was answered.
             number = message.subject[len(self._inbox) + 1 :].partition(".")[0]
             pending = self._pending.get(number)
         else:
-            # What a stream delivers comes under the subject that it has in the stream.
+            # A message that a stream delivers has the subject that it has in the stream.
             pending = self._pulls.get(_consumer(message.reply))
         if pending is None or pending.future.done():
             if message.reply:
@@ -424,7 +482,7 @@ class Wire:
         if pending.last(message):
             pending.future.set_result(pending.got)
 
-    def _told(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         if line == b"PING":
             self.send(b"PONG\r\n")
         elif line.startswith(b"INFO "):
@@ -434,45 +492,46 @@ class Wire:
             self._refused(_words(line))
 
     def _refused(self, words: str) -> None:
-        """A forbidden publish has no answer but this line: tell the one who sent it."""
+        """The only answer to a forbidden publish is this line: fail the call that sent it."""
         denied = _DENIED.search(words)
         if denied is None:
             log.warning("NATS: %s", words)
             return
         publish, subject = denied[1].lower() == "publish", denied[2]
         what = "publish to" if publish else "subscribe to"
-        failure = Denied(f"NATS forbids this user to {what} {subject!r}")
-        # Without the subject that answers come to, nobody ever gets one.
+        failure = Denied(f"NATS does not allow this user to {what} {subject!r}")
+        # Without its inbox, the client never gets any answer.
         deaf = not publish and subject.startswith(self._inbox)
         if deaf:
             self._deaf = failure
         sent = b"PUB " + subject.encode() + b" "
-        told = False
+        someone_waits = False
         for pending in self._pending.values():
             if (deaf or (publish and sent in pending.sent)) and not pending.future.done():
                 pending.future.set_exception(failure)
-                told = True
-        if not told:
+                someone_waits = True
+        if not someone_waits:
             log.error("%s", failure)
 
 
 _H, _M = ord("H"), ord("M")
 _TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
+_DELETED = b"409 Consumer Deleted"
 
 
 def _consumer(ack: str) -> str:
-    """Stream and consumer that an ack subject names: $JS.ACK.stream.consumer.…, or with a domain
-    first. Streams may have consumers of the same name."""
-    tokens = ack.split(".")
-    return ".".join(tokens[2:4] if len(tokens) == ACK_TOKENS else tokens[4:6])
+    """Stream and consumer of an ack subject: $JS.ACK.stream.consumer.…, or with a domain first.
+    Streams may have consumers of the same name."""
+    parts = ack.split(".")
+    return ".".join(parts[2:4] if len(parts) == ACK_PARTS else parts[4:6])
 
 
-def delivered(message: Message) -> tuple[int, int]:
-    """The sequence that a delivered message has in its stream, and how often it was delivered,
-    this time included."""
-    tokens = message.reply.split(".")
-    at = 4 if len(tokens) == ACK_TOKENS else 6
-    return int(tokens[at + 1]), int(tokens[at])
+def delivered(message: Message) -> tuple[int, int, int]:
+    """The sequence of a delivered message in its stream; how often it was delivered, including this
+    time; and when it was stored, in ns."""
+    parts = message.reply.split(".")
+    at = 4 if len(parts) == ACK_PARTS else 6
+    return int(parts[at + 1]), int(parts[at]), int(parts[at + 3])
 
 
 def _words(line: bytes) -> str:

@@ -1,17 +1,19 @@
-"""What an add survives on this PostgreSQL server, and what else its operator should know."""
+"""What an add survives on this PostgreSQL server, and what its operator should know about it."""
 
 from __future__ import annotations
 
-from tickwheel.span import span_text
+from tickwheel.duration import duration_text
 from tickwheel.store import Durability, Finding, Level
-from tickwheel.stores.postgres.steps import Link
+from tickwheel.stores.postgres.pool import Connection
 
 MIB = 1024**2
-# Dead rows beyond these are more than a vacuum leaves between two of its rounds.
+# More dead rows than these are too many for a table that is vacuumed regularly.
 DEAD_ROWS, DEAD_SHARE = 50_000, 0.5
-# A transaction this old keeps dead rows from being cleaned up; and this old, it hurts.
+# The age of a transaction that keeps dead rows from being removed: worth a warning, and harmful.
 OLD_MS, ANCIENT_MS = 300_000, 3_600_000
-# Shares of the server's connections that are in use.
+# Workers that fold their counts leave fewer rows than this.
+MANY_COUNTS = 100_000
+# Shares of the server's connections in use: worth a warning, and nearly exhausted.
 MANY, MOST = 0.8, 0.95
 
 _SETTINGS = (
@@ -19,7 +21,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-async def durability(db: Link) -> Durability:
+async def durability(db: Connection) -> Durability:
     cursor = await db.execute(
         "select name, setting from pg_settings where name = any(%s)", (list(_SETTINGS),)
     )
@@ -30,7 +32,7 @@ async def durability(db: Link) -> Durability:
 
 
 def judged(settings: dict[str, str], *, server: str, replica: bool) -> Durability:
-    """What these settings of a server amount to."""
+    """What jobs survive with these settings."""
     commit = settings["synchronous_commit"]
     waits = commit != "off"
     fixes = []
@@ -40,7 +42,7 @@ def judged(settings: dict[str, str], *, server: str, replica: bool) -> Durabilit
         if settings[name] != "on":
             fixes.append(f"set {name} = on: a power loss can damage the whole database")
     if replica:
-        fixes.append("this server is a replica and takes no jobs: connect to the primary")
+        fixes.append("this server is a replica and accepts no jobs: connect to the primary")
     standby = settings["synchronous_standby_names"] != "" and commit in ("on", "remote_apply")
     power_loss = waits and settings["fsync"] == settings["full_page_writes"] == "on"
     said = ", ".join(f"{name}={settings[name]}" for name in _SETTINGS[:3])
@@ -54,23 +56,39 @@ def judged(settings: dict[str, str], *, server: str, replica: bool) -> Durabilit
     )
 
 
-def _version(db: Link) -> str:
+def _version(db: Connection) -> str:
     number = db.info.server_version
     return f"{number // 10000}.{number % 10000}"
 
 
-async def findings(db: Link, schema: str, *, hearing: bool | None, pooled: bool) -> list[Finding]:
+async def findings(db: Connection, schema: str) -> list[Finding]:
     return [
         Finding(Level.OK, "server", f"PostgreSQL {_version(db)}"),
         *await _of_tables(db, schema),
         *await _of_vacuum(db),
         await _of_old_transactions(db),
         await _of_connections(db),
-        _of_news(hearing, pooled),
     ]
 
 
-async def _of_tables(db: Link, schema: str) -> list[Finding]:
+async def of_counts(db: Connection, schema: str, unfolded: str) -> Finding:
+    """`unfolded` says why the last attempt to fold them failed; empty if it succeeded."""
+    cursor = await db.execute(
+        f"select count(*) from (select from {schema}.tally limit {MANY_COUNTS + 1}) as counted"
+    )
+    [rows] = await cursor.fetchone() or [0]
+    if unfolded:
+        words = f"the rows that add up to the counts of jobs can't be folded: {unfolded}"
+        fix = "remove the cause: until then, listing the queues gets slower and slower"
+        return Finding(Level.BAD, "counts", words, fix)
+    if rows > MANY_COUNTS:
+        words = f"more than {MANY_COUNTS:,} rows add up to the counts of jobs: they are not folded"
+        fix = "look in the workers' logs for the reason; listing the queues folds some of them"
+        return Finding(Level.WARN, "counts", words, fix)
+    return Finding(Level.OK, "counts", f"the sum of {rows:,} rows")
+
+
+async def _of_tables(db: Connection, schema: str) -> list[Finding]:
     cursor = await db.execute(
         """select relname, pg_table_size(relid), pg_indexes_size(relid), n_live_tup, n_dead_tup
            from pg_stat_user_tables where schemaname = %s and relname in ('job', 'tally')
@@ -86,22 +104,22 @@ async def _of_tables(db: Link, schema: str) -> list[Finding]:
                 f"table {name}",
                 f"{table / MIB:,.1f} MiB and {indexes / MIB:,.1f} MiB of indexes; "
                 f"about {live:,} rows, {dead:,} dead",
-                "see whether autovacuum runs, and what holds it back" if bloated else "",
+                "check whether autovacuum runs, and what holds it back" if bloated else "",
             )
         )
     return found
 
 
-async def _of_vacuum(db: Link) -> list[Finding]:
+async def _of_vacuum(db: Connection) -> list[Finding]:
     cursor = await db.execute("show autovacuum")
     if await cursor.fetchone() == ("on",):
         return []
-    words = "autovacuum is off: finished jobs leave dead rows that nobody cleans up"
+    words = "autovacuum is off: finished jobs leave dead rows that are never removed"
     return [Finding(Level.BAD, "autovacuum", words, "set autovacuum = on")]
 
 
-async def _of_old_transactions(db: Link) -> Finding:
-    # Of the sessions of other roles only members of pg_read_all_stats see more than that they are.
+async def _of_old_transactions(db: Connection) -> Finding:
+    # Only members of pg_read_all_stats see the transactions of other roles.
     cursor = await db.execute(
         """select pid, (extract(epoch from clock_timestamp() - xact_start) * 1000)::bigint
            from pg_stat_activity
@@ -111,17 +129,17 @@ async def _of_old_transactions(db: Link) -> Finding:
     )
     pid, age_ms = await cursor.fetchone() or (None, 0)
     if age_ms < OLD_MS:
-        return Finding(Level.OK, "transactions", "none is open for long")
+        return Finding(Level.OK, "transactions", "none has been open for long")
     return Finding(
         Level.BAD if age_ms >= ANCIENT_MS else Level.WARN,
         "transactions",
-        f"process {pid} has had one open for {span_text(age_ms)}: dead rows pile up behind it, "
+        f"process {pid} has had one open for {duration_text(age_ms)}: dead rows pile up behind it, "
         "and claims slow down",
         f"end it: select pg_terminate_backend({pid})",
     )
 
 
-async def _of_connections(db: Link) -> Finding:
+async def _of_connections(db: Connection) -> Finding:
     cursor = await db.execute(
         """select (select count(*) from pg_stat_activity where backend_type = 'client backend'),
                   current_setting('max_connections')::int
@@ -130,14 +148,14 @@ async def _of_connections(db: Link) -> Finding:
     used, most = await cursor.fetchone() or (0, 1)
     share = used / most
     level = Level.BAD if share >= MOST else Level.WARN if share >= MANY else Level.OK
-    fix = "" if level is Level.OK else "raise max_connections, lower pool= in the store URLs"
+    fix = "" if level is Level.OK else "raise max_connections, or lower pool= in the store URLs"
     return Finding(level, "connections", f"{used} of {most} are in use", fix)
 
 
-def _of_news(hearing: bool | None, pooled: bool) -> Finding:
+def of_notifications(hearing: bool | None, pooled: bool) -> Finding:
     if hearing is False:
-        words = "notifications don't arrive: workers look for new jobs twice a second instead"
-        fix = "give workers a URL that goes past the transaction pooler" if pooled else ""
+        words = "notifications don't arrive: workers check for new jobs twice a second instead"
+        fix = "give workers a URL that bypasses the transaction pooler" if pooled else ""
         return Finding(Level.WARN, "notifications", words, fix)
-    known = "arrive" if hearing else "are listened for once a worker waits"
+    known = "they arrive" if hearing else "they are used once a worker waits"
     return Finding(Level.OK, "notifications", known + (", through a pooler" if pooled else ""))

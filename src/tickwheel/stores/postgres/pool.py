@@ -1,4 +1,7 @@
-"""Connections to PostgreSQL: a few per handle, each call bounded, each failure in our words."""
+"""Connections to PostgreSQL: a few per handle, a time limit on every call, errors as ours.
+
+docs/adr/0018 says why we don't use psycopg_pool.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,23 @@ from psycopg import waiting
 from psycopg.pq import TransactionStatus
 
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError
-from tickwheel.stores.postgres.url import Options
+from tickwheel.masking import scrubbed
+from tickwheel.stores.postgres.url import PostgresOptions
 
 T = TypeVar("T")
 
-# Steps that met one another in a deadlock are taken again this often.
+# How often a step is tried if it runs into a deadlock.
 TRIES = 5
-# How the driver begins when it could not connect; our own words name the place.
+# What the driver puts before the reason if it can't connect; our message names the server.
 _PREFIX = re.compile(r"^(connection failed: )?(connection to server .*? failed: )?")
-# How often a wait for the server looks whether anything else happened: nothing else does.
+# How often a wait for the server wakes up to check for interrupts, for which we need no check.
 LOOK_S = 60.0
-# Our statements go along their indexes, whatever the statistics of a young table say.
+# Our statements must use their indexes. A prepared statement keeps its plan from when there were
+# few jobs, and reading all was cheapest, for some time after there are many. Behind a pooler these
+# settings have no effect, but there nothing is prepared.
 _SETTINGS = {
     "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
@@ -36,10 +43,10 @@ _SETTINGS = {
 
 
 class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
-    """A connection that is thrown away when its user gives up waiting.
+    """A connection that is closed when its user stops waiting.
 
-    Psycopg would ask the server to cancel the statement and wait for its answer, for ten seconds
-    where the line is dead. The server's own time limit ends the statement as well.
+    Psycopg would ask the server to cancel the statement and wait for the answer, ten seconds if the
+    connection is dead. The server ends the statement anyway, at its own time limit.
     """
 
     async def wait(self, gen: Any, interval: float = LOOK_S, timeout: float | None = None) -> Any:  # noqa: ASYNC109
@@ -53,13 +60,13 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
 class Pool:
     """The connections of one handle."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PostgresOptions) -> None:
         self._options = options
         self._timeout_s = options.timeout_ms / 1000
         self._idle: list[Connection] = []
         self._room = asyncio.Semaphore(options.pool)
         self._open = True
-        # Poolers refuse settings at the start, and move a session from server to server.
+        # Poolers refuse startup settings, and move a session from server to server.
         self._settings = True
         self.pooled = False
 
@@ -68,14 +75,15 @@ class Pool:
         await self._drop_idle()
 
     async def run(self, step: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Take a step on a connection of its own. It may be taken again where it met another in a
-        deadlock; where the server gives no answer it is unknown whether it happened."""
+        """Run a step on a connection of its own, and again if it ran into a deadlock. If the server
+        doesn't answer, it is unknown whether the step happened."""
         for trial in range(TRIES):
             try:
                 return await self._once(step, args)
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
                 if trial == TRIES - 1:
-                    raise StoreUnavailable(f"{self._options.place}: {_words(error)}") from error
+                    said = f"{self._options.where}: {self._words(error)}"
+                    raise StoreUnavailable(said) from error
                 await asyncio.sleep(random.uniform(0, 0.01 * 2**trial))
         raise AssertionError("unreachable")
 
@@ -86,12 +94,12 @@ class Pool:
         except TimeoutError:
             await self._drop_idle()
             raise StoreUnavailable(
-                f"{self._options.place}: no answer within {self._timeout_s:g} s"
+                f"{self._options.where}: no answer within {self._timeout_s:g} s"
             ) from None
         except (pg.DeadlockDetected, pg.SerializationFailure):
             raise
         except psycopg.Error as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -107,8 +115,8 @@ class Pool:
     def _usable(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            # Nothing is due on an idle line but its end: so a restart of the server is no news to
-            # the step that comes after it.
+            # The only thing that an idle connection can receive is its end. So a step after a
+            # restart of the server doesn't fail.
             if not connection.closed and not _readable(connection):
                 return connection
             connection.pgconn.finish()
@@ -120,7 +128,7 @@ class Pool:
             self._idle.append(connection)
             return
         connection.pgconn.finish()
-        # Whatever ended this one has most likely ended the others.
+        # Whatever broke this connection has most likely broken the others.
         await self._drop_idle()
 
     async def _drop_idle(self) -> None:
@@ -130,16 +138,16 @@ class Pool:
     # --- Connecting
 
     async def connect(self) -> Connection:
-        """A further connection, for the caller alone."""
+        """A new connection, for the caller alone."""
         try:
             connection = await self._connect()
         except psycopg.Error as error:
             if "startup parameter" not in str(error) or not self._settings:
-                raise self._told(error) from None
+                raise self._translated(error) from None
             self._settings = False
             return await self.connect()
         try:
-            await self._get_to_know(connection)
+            await self._detect_pooler(connection)
         except BaseException:
             connection.pgconn.finish()
             raise
@@ -148,16 +156,21 @@ class Pool:
     async def _connect(self) -> Connection:
         conninfo = dict(self._options.conninfo)
         if self._settings:
-            # A little less than our own patience: then it is known that the step did not happen.
-            settings = _SETTINGS | {"statement_timeout": str(self._options.timeout_ms * 9 // 10)}
+            timeout_ms = self._options.timeout_ms
+            settings = _SETTINGS | {
+                # Less than our own time limit: then it is known that the step did not happen.
+                "statement_timeout": str(timeout_ms * 9 // 10),
+                # While a reply can't be sent, the step goes on and keeps its locks.
+                "tcp_user_timeout": str(timeout_ms),
+            }
             ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
-            # The user's come last, and win.
+            # The user's options come last, and win.
             conninfo["options"] = f"{ours} {conninfo.get('options', '')}".strip()
         return await Connection.connect(**conninfo, autocommit=True)  # type: ignore[arg-type]
 
-    async def _get_to_know(self, connection: Connection) -> None:
-        """A pooler invents the number of the process that serves us. What is prepared on one
-        server it may look for on another."""
+    async def _detect_pooler(self, connection: Connection) -> None:
+        """Detect a pooler: it invents the process number of the session. It may also look for a
+        prepared statement on another server, so nothing is prepared then."""
         if not self.pooled:
             cursor = await connection.execute("select pg_backend_pid()")
             row = await cursor.fetchone()
@@ -167,35 +180,34 @@ class Pool:
 
     # --- Errors
 
-    def _told(self, error: psycopg.Error) -> Exception:
-        """The driver's error in our words: by what the caller can do about it."""
-        said = f"{self._options.place}: {_words(error)}"
+    def _translated(self, error: psycopg.Error) -> Exception:
+        """The driver's error as one of ours, chosen by what the caller can do about it."""
+        said = f"{self._options.where}: {self._words(error)}"
         if isinstance(error, pg.DataError):
-            return UsageError(f"PostgreSQL can't keep this text: {_words(error)}")
+            return UsageError(f"PostgreSQL can't store this text: {self._words(error)}")
         if isinstance(error, pg.InsufficientPrivilege):
-            return StoreError(f"{said}; grant it as docs/postgresql.md says")
+            return StoreError(f"{said}; grant the privileges in docs/postgresql.md")
         if isinstance(error, pg.UndefinedTable | pg.UndefinedFunction | pg.UndefinedColumn):
             return StoreIncompatible(f"{said}; run tickwheel migrate as the schema's owner")
         if isinstance(error, pg.ReadOnlySqlTransaction):
-            return StoreUnavailable(f"{said}: this server is a replica, or was told not to write")
+            return StoreUnavailable(f"{said}: this server is a replica, or was set to read-only")
         if _is_refusal(error):
             return StoreError(said)
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return StoreUnavailable(said)
         return StoreError(said)
 
-
-def _words(error: psycopg.Error) -> str:
-    """What the server said, on one line; it never repeats a password."""
-    words = error.diag.message_primary or str(error) or type(error).__name__
-    return _PREFIX.sub("", " ".join(words.split()))
+    def _words(self, error: psycopg.Error) -> str:
+        """What the server said, on one line."""
+        words = error.diag.message_primary or str(error) or type(error).__name__
+        return scrubbed(_PREFIX.sub("", " ".join(words.split())), *self._options.secrets)
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
-    """Whether the server is there and doesn't let us in: trying again is of no use."""
+    """Whether the server is there but doesn't let us in, so that trying again won't help."""
     if error.sqlstate is not None:
         return error.sqlstate.startswith("28") or error.sqlstate == "3D000"
-    # While it connects the driver knows no code, only words.
+    # While connecting, the driver has no error code, only a message.
     words = str(error)
     return any(
         part in words

@@ -1,21 +1,24 @@
-"""`postgresql://`: jobs in a database that a team has anyway, on one machine or many.
+"""`postgresql://`: jobs in a database that a team already has, on one machine or many.
 
-Every step is one statement in one transaction, durable when it returns as the server's settings
-say. `steps` has the statements of a job's life, `looking` those that only look, `tables` the rest;
-`news` wakes whoever waits. See docs/postgresql.md.
+Every step is one statement in one transaction; how durable it is when it returns depends on the
+server's settings. `statements` and `claiming` have the steps, `browse` has what only reads, and
+`notify` wakes whoever waits. See docs/postgresql.md.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from tickwheel.batch import BATCH, portions, weightless
 from tickwheel.clock import Clock
-from tickwheel.errors import BadConfig, StoreUnavailable
-from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.errors import BadConfig, StoreError, StoreUnavailable
+from tickwheel.ids import new_fence
+from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
     Durability,
@@ -23,11 +26,11 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Tell,
     WorkerInfo,
     job_bytes,
     settlement_bytes,
 )
-from tickwheel.throttle import Rate
 from tickwheel.transaction import Statement
 
 try:
@@ -37,15 +40,17 @@ except ImportError as error:
         "postgresql:// needs the driver psycopg: pip install 'tickwheel[postgresql]'"
     ) from error
 
-from tickwheel.stores.postgres import health, looking, steps, tables
-from tickwheel.stores.postgres.news import News
+from tickwheel.stores.postgres import browse, claiming, health, parking, statements
+from tickwheel.stores.postgres.notify import EndListener, Listener
 from tickwheel.stores.postgres.pool import Pool
 from tickwheel.stores.postgres.schema import make_ready, migrate
-from tickwheel.stores.postgres.url import Options
+from tickwheel.stores.postgres.url import PostgresOptions
+
+log = logging.getLogger("tickwheel")
 
 T = TypeVar("T")
 
-# Counts are folded after so many steps of this handle, or when a look had to sum so many rows.
+# Counts are folded after so many steps of this handle, or if `queues` had to sum so many rows.
 FOLD_STEPS, FOLD_ROWS = 500, 2000
 MIGRATE_MS = 24 * 3_600_000
 
@@ -53,35 +58,40 @@ MIGRATE_MS = 24 * 3_600_000
 class PostgresStore:
     """Keeps jobs in one schema of a PostgreSQL database."""
 
-    lanes = 1
+    max_inflight = 1
     own_clock = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PostgresOptions) -> None:
         self.ahead_ms = options.ahead_ms
         self._options = options
         self._schema = options.schema
         self._pool: Pool | None = None
-        self._news: News | None = None
+        self._listener: Listener | None = None
+        self._ends: EndListener | None = None
         self._steps = 0
+        # Whether the last claim saw parked jobs: the next one then expects them.
+        self._parked = False
+        # Why the counts could not be folded the last time; empty if they could.
+        self._unfolded = ""
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock) -> PostgresStore:
-        """The server keeps the time, so the clock is not asked."""
-        return cls(Options.of(url))
+        """The clock is not used: the server keeps the time."""
+        return cls(PostgresOptions.of(url))
 
     @staticmethod
     async def migrate(url: str, *, dry_run: bool) -> tuple[int, int, str]:
-        """Make or upgrade the schema: its versions before and after, and the SQL for it. Parts that
-        are missing are run all or none; with `dry_run` none."""
-        # An index of many jobs takes as long as it takes.
-        options = replace(Options.of(url), timeout_ms=MIGRATE_MS)
+        """Create or upgrade the schema; returns its versions before and after, and the SQL. All
+        missing parts are run, or none; with `dry_run` none."""
+        # Building an index on many jobs may take hours.
+        options = replace(PostgresOptions.of(url), timeout_ms=MIGRATE_MS)
         pool = Pool(options)
         try:
             return await pool.run(migrate, options.schema, dry_run)
         finally:
             await pool.close()
 
-    # --- Life
+    # --- Open and close
 
     async def open(self) -> None:
         if self._pool is not None:
@@ -92,44 +102,51 @@ class PostgresStore:
         except BaseException:
             await pool.close()
             raise
-        self._pool, self._news = pool, News(pool, self._schema)
+        self._pool, self._listener = pool, Listener(pool, self._schema)
+        self._ends = EndListener(pool, self._schema)
 
     async def close(self) -> None:
-        pool, news = self._pool, self._news
-        self._pool = self._news = None
-        if news is not None:
-            await news.close()
+        pool, listeners = self._pool, (self._listener, self._ends)
+        self._pool = self._listener = self._ends = None
+        for each in listeners:
+            if each is not None:
+                await each.close()
         if pool is not None:
             await pool.close()
 
-    def twin(self) -> PostgresStore:
+    def new_handle(self) -> PostgresStore:
         return PostgresStore(self._options)
 
     async def time_ns(self) -> int:
-        return await self._opened().run(looking.time_ns)
+        return await self._opened().run(browse.time_ns)
 
     def _opened(self) -> Pool:
         if self._pool is None:
             raise StoreUnavailable("the store is closed")
         return self._pool
 
-    async def _look(self, look: Callable[..., Awaitable[T]], *args: Any) -> T:
-        return await self._opened().run(look, self._schema, *args)
+    async def _run(self, step: Callable[..., Awaitable[T]], *args: Any) -> T:
+        return await self._opened().run(step, self._schema, *args)
 
     async def _step(self, step: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Take a step of some jobs' lives, each of which leaves a few rows of counts behind."""
-        answer = await self._look(step, *args)
+        """Run a step that changes jobs. Each leaves a few rows of counts behind, which are folded
+        now and then."""
+        answer = await self._run(step, *args)
         self._steps += 1
         if self._steps % FOLD_STEPS == 0:
             await self._fold()
         return answer
 
     async def _fold(self) -> None:
+        """Fold the counts. A failure is logged and shown by `findings`, but not raised: the step
+        itself has happened, and unfolded counts are exact, only slower."""
         try:
-            await self._look(tables.fold)
-        except StoreUnavailable:
-            # The step itself has happened; the counts are as exact unfolded.
-            pass
+            await self._run(statements.fold)
+            self._unfolded = ""
+        except StoreError as error:
+            if not self._unfolded:
+                log.warning("the counts of jobs can't be folded: %s", error)
+            self._unfolded = str(error)
 
     async def _in_batches(
         self,
@@ -138,68 +155,86 @@ class PostgresStore:
         *args: Any,
         weigh: Callable[[Any], int] = weightless,
     ) -> list[T]:
-        """One transaction moves a portion, so that no other step waits long for its turn."""
+        """One transaction for each portion, so that no other step waits long."""
         answers: list[T] = []
         for some in portions(items, weigh):
             answers += await self._step(step, some, *args)
         return answers
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wake this handle's own waiters; those of others are notified by the server."""
-        if self._news is not None:
-            self._news.tell()
+        if self._listener is not None:
+            self._listener.notify()
 
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
-        answers = await self._in_batches(steps.add, jobs, weigh=job_bytes)
-        self._tell()
+        answers = await self._in_batches(statements.add, jobs, weigh=job_bytes)
+        self._notify()
         return answers
 
     def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
-        """For a connection of the user's own to the same database."""
-        sql, parameters = steps.adding(jobs, self._schema)
+        """For the user's own connection to the same database."""
+        sql, parameters = statements.adding(jobs, self._schema)
         return Statement("postgresql", sql, parameters["jobs"])
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        now_ms: int,
+        lease_ms: int,
+        tasks: Collection[str] = (),
+        call: int | None = None,
+        again: bool = False,
     ) -> list[Job]:
         names = list(dict.fromkeys(queues))
         if not names or limit < 1:
             return []
-        where = {"worker": worker, "now": now_ms, "due": now_ms + self.ahead_ms}
+        call = new_fence() if call is None else call
+        if again and (taken := await self._run(claiming.claimed_by, names, worker, call)):
+            held = await self.extend(taken, now_ms=now_ms, lease_ms=lease_ms)
+            if ours := [job for job in held if job is not None]:
+                return ours
+        where = {"worker": worker, "call": call, "now": now_ms, "due": now_ms + self.ahead_ms}
         where["limit"] = min(limit, BATCH)
-        return await self._step(steps.claim, names, where, lease_ms)
+        known, step = frozenset(tasks), partial(claiming.claim, parked=self._parked)
+        jobs, self._parked = await self._step(step, names, known, where, lease_ms)
+        return jobs
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        return await self._in_batches(steps.extend, jobs, now_ms, lease_ms)
+        return await self._in_batches(statements.extend, jobs, now_ms, lease_ms)
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
-        answers = await self._in_batches(steps.settle, settlements, now_ms, weigh=settlement_bytes)
+        answers = await self._in_batches(
+            statements.settle, settlements, now_ms, weigh=settlement_bytes
+        )
         if any(settlement.state is State.WAITING for settlement in settlements):
-            self._tell()
+            self._notify()
         return answers
 
-    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
-        answers = await self._in_batches(steps.cancel, ids, now_ms)
-        self._tell()
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelOutcome]:
+        answers = await self._in_batches(statements.cancel, ids, now_ms)
+        self._notify()
         return answers
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
-        answers = await self._in_batches(steps.rerun, ids, now_ms)
-        self._tell()
+        answers = await self._in_batches(statements.rerun, ids, now_ms)
+        self._notify()
         return answers
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
-        return await self._in_batches(steps.delete, ids)
+        return await self._in_batches(statements.delete, ids)
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         ended = [state for state in states if state.ended]
         pruned = 0
-        # In small transactions, each of which leaves little for the next vacuum.
+        # In small transactions, so that each leaves little for the next vacuum.
         while ended and pruned < limit:
             most = min(limit - pruned, BATCH)
-            gone = await self._step(steps.prune, ended, before_ms, most)
+            gone = await self._step(statements.prune, ended, before_ms, most)
             pruned += gone
             if gone < most:
                 break
@@ -207,89 +242,103 @@ class PostgresStore:
 
     # --- Waiting
 
-    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
-        names = list(dict.fromkeys(queues))
-        zero = asyncio.get_running_loop().time() - now_ms / 1000
+    async def wait(
+        self, queues: Sequence[str], *, now_ms: int, until_ms: int, tasks: Collection[str] = ()
+    ) -> None:
+        names, known = list(dict.fromkeys(queues)), frozenset(tasks)
 
-        async def next_claimable() -> float:
-            next_ms = await self._look(looking.next_claimable_ms, names, self.ahead_ms)
-            return float("inf") if next_ms is None else zero + next_ms / 1000
+        async def next_ms(_: int) -> int | None:
+            return await self._run(browse.next_claimable_ms, names, known, self.ahead_ms)
 
-        await self._opened_news().watch(
-            frozenset(f"q{name}" for name in names), next_claimable, until=zero + until_ms / 1000
+        topics = parking.topics_of(known).union(f"q{name}" for name in names)
+        await self._open_listener().until_due(topics, next_ms, now_ms=now_ms, until_ms=until_ms)
+
+    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        async def find() -> list[str]:
+            return await self._run(browse.cancel_requests, worker)
+
+        return await self._open_listener().until_found(
+            [f"a{worker}"], find, now_ms=now_ms, until_ms=until_ms
         )
 
-    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        ids: list[str] = []
-
-        async def found() -> float:
-            ids[:] = await self._look(looking.asked, worker)
-            return 0 if ids else float("inf")
-
-        until = asyncio.get_running_loop().time() + (until_ms - now_ms) / 1000
-        await self._opened_news().watch(frozenset([f"a{worker}"]), found, until=until)
-        return ids
-
-    def _opened_news(self) -> News:
-        if self._news is None:
+    async def watch_ended(
+        self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
+    ) -> None:
+        if self._ends is None:
             raise StoreUnavailable("the store is closed")
-        return self._news
+        await self._ends.watch(ids, tell, now_ms=now_ms, until_ms=until_ms)
+
+    def _open_listener(self) -> Listener:
+        if self._listener is None:
+            raise StoreUnavailable("the store is closed")
+        return self._listener
 
     # --- Schedules
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
-        return await self._look(tables.put_schedule, schedule)
+        return await self._run(statements.put_schedule, schedule)
+
+    async def replace_schedule(self, schedule: Schedule) -> bool:
+        return await self._run(statements.replace_schedule, schedule)
 
     async def delete_schedule(self, name: str) -> bool:
-        return await self._look(tables.delete_schedule, name)
+        return await self._run(statements.delete_schedule, name)
 
     async def schedules(self) -> list[Schedule]:
-        return await self._look(tables.schedules)
+        return await self._run(browse.schedules)
 
     async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
-        fired = await self._step(steps.fire, schedule, jobs, next_ms)
-        self._tell()
+        fired = await self._step(statements.fire, schedule, jobs, next_ms)
+        self._notify()
         return fired
 
-    # --- Looking and operating
+    # --- Browsing and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         found: list[Job | None] = []
         for some in portions(ids):
-            found += await self._look(looking.get, some)
+            found += await self._run(browse.get, some)
         return found
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._look(looking.find, query, cursor, limit)
+        """Jobs with some meta have an index: a table. A task has none: a page scans a thousand jobs
+        for it, and for any filter beside meta."""
+        return await self._run(browse.find, query, cursor, limit)
+
+    async def parked(self) -> list[Job]:
+        return await self._run(browse.parked)
 
     async def queues(self) -> list[QueueInfo]:
-        found, rows = await self._look(tables.queues)
+        found, rows = await self._run(browse.queues)
         if rows > FOLD_ROWS:
             await self._fold()
         return found
 
     async def pause(self, queue: str, paused: bool) -> None:
-        await self._look(tables.pause, queue, paused)
-        self._tell()
+        await self._run(statements.pause, queue, paused)
+        self._notify()
 
     async def beat(self, worker: WorkerInfo) -> None:
         if worker.gone_after_ms:
-            await self._look(tables.beat, worker)
+            await self._run(statements.beat, worker)
         else:
-            await self._look(tables.strike_off, worker.name)
+            await self._run(statements.remove_worker, worker.name)
 
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
-        return await self._look(tables.workers, now_ms)
+        return await self._run(browse.workers, now_ms)
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
-        return await self._look(tables.throttle, key, rate, now_ms)
+        return await self._run(statements.throttle, key, rate, now_ms)
 
     async def durability(self) -> Durability:
         return await self._opened().run(health.durability)
 
     async def findings(self) -> list[Finding]:
-        pool, news = self._opened(), self._opened_news()
-        return await pool.run(self._findings, news.hearing, pool.pooled)
-
-    async def _findings(self, db: steps.Link, hearing: bool | None, pooled: bool) -> list[Finding]:
-        return await health.findings(db, self._schema, hearing=hearing, pooled=pooled)
+        pool, listener = self._opened(), self._open_listener()
+        # Try it here: the handle whose folding fails is mostly another one.
+        await self._fold()
+        return [
+            *await self._run(health.findings),
+            await self._run(health.of_counts, self._unfolded),
+            health.of_notifications(listener.hearing, pool.pooled),
+        ]

@@ -1,4 +1,4 @@
-"""What a Redis server guarantees right now, whether it can be used at all, and how it is doing."""
+"""Whether a Redis server can be used, what it guarantees, and what an operator should know."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable
 from tickwheel.store import Durability, Finding, Level
-from tickwheel.stores.redis.options import Options
+from tickwheel.stores.redis.url import RedisOptions
 from tickwheel.stores.redis.wire import Wire
 
-# The oldest server that is tested. Older ones lack nothing that the script needs, but fixes.
+# The oldest version that is tested. Older ones have all that the script needs, but known bugs.
 LEAST = (6, 2)
-# Scripts that hold the server up for longer than this are late for everybody.
+# A script that takes longer than this delays everybody.
 SLOW_MICROS = 50_000
 NEARLY_FULL = 0.8
+# How often `appendfsync everysec` syncs.
+SYNCED_MS = 1000
 MIB = 1024**2
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -23,13 +25,16 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 # --- Opening
 
 
-async def check(wire: Wire, options: Options) -> None:
+async def check(wire: Wire, options: RedisOptions) -> None:
     """Refuse a server that is too old, or that may drop jobs to make room."""
     info = await _info(wire)
     name, version = _server(info)
     found = _VERSION.match(version)
     if found and (int(found[1]), int(found[2])) < LEAST:
         raise StoreIncompatible(f"{name} {version} is too old: use 6.2 or later")
+    if info.get("cluster_enabled") == "1" and not options.cluster:
+        # Even if this node has our keys now: they may be moved.
+        raise StoreError(f"{options.where} is a node of a cluster: add cluster=true to the URL")
     policy = info.get("maxmemory_policy", "noeviction")
     if int(info.get("maxmemory", 0)) and policy != "noeviction" and not options.eviction_allowed:
         raise StoreIncompatible(
@@ -44,7 +49,7 @@ async def _info(wire: Wire) -> dict[str, str]:
 
 
 def as_fields(answer: Any) -> dict[str, str]:
-    """What INFO says: the driver has parsed it, or passes on the text."""
+    """The fields of INFO, which the driver has parsed or not."""
     if isinstance(answer, dict):
         return {str(name): str(value) for name, value in answer.items()}
     text = answer.decode() if isinstance(answer, bytes) else str(answer)
@@ -67,7 +72,7 @@ async def durability(wire: Wire) -> Durability:
 
 
 async def _setting(wire: Wire, name: str) -> str | None:
-    """A setting of the server; None where it doesn't tell, as hosted ones often don't."""
+    """A setting of the server; None if it doesn't say, as many hosted ones don't."""
     try:
         answer = await wire.ask("CONFIG", "GET", name)
     except StoreUnavailable:
@@ -89,7 +94,7 @@ def _text(value: Any) -> str:
 
 
 def durability_of(info: dict[str, str], fsync: str | None, save: str | None) -> Durability:
-    """From what INFO says, and the settings, where the server tells them."""
+    """From the fields of INFO, and two settings if the server tells them."""
     logged = info.get("aof_enabled") == "1" or info.get("appendonly") == "yes"
     words, fixes = _disk(logged, fsync, save)
     replicas = int(info.get("connected_slaves", 0))
@@ -97,7 +102,7 @@ def durability_of(info: dict[str, str], fsync: str | None, save: str | None) -> 
         words += f"; {replicas} replica{'s' if replicas > 1 else ''}, which may lag behind"
     fixes.append(
         "no setting of Redis makes an acknowledged job survive the loss of its machine: a failover "
-        "forgets what the replica had not received; use nats:// with replicas=3 where that matters"
+        "loses what the replica had not received; if that matters, use nats:// with replicas=3"
     )
     name, version = _server(info)
     safe = logged and fsync == "always"
@@ -105,6 +110,7 @@ def durability_of(info: dict[str, str], fsync: str | None, save: str | None) -> 
         process_crash=safe,
         power_loss=safe,
         machine_loss=False,
+        window_ms=SYNCED_MS if logged and fsync == "everysec" else None,
         summary=f"{name} {version}, {words}",
         fixes=tuple(fixes),
     )
@@ -120,15 +126,15 @@ def _disk(logged: bool, fsync: str | None, save: str | None) -> tuple[str, list[
         )
     if logged and fsync is None:
         return (
-            "append-only file, synced nobody says how often: a crash may lose a second or more",
-            ["let this user run CONFIG GET, or look up appendfsync with whoever runs the server"],
+            "append-only file, unknown how often it is synced: a crash may lose a second or more",
+            ["allow this user to run CONFIG GET, or check appendfsync on the server"],
         )
     if logged:
         return (
             f"append-only file, appendfsync {fsync}: a crash may lose half a minute",
             ["CONFIG SET appendfsync always (or everysec, to lose a second at most)"],
         )
-    fix = "CONFIG SET appendonly yes and appendfsync always, and write both into redis.conf"
+    fix = "CONFIG SET appendonly yes and appendfsync always, and set both in redis.conf"
     if save is None:
         return "no append-only file: a crash loses all jobs since the last snapshot, if any", [fix]
     if save:
@@ -165,7 +171,7 @@ def of_memory(info: dict[str, str]) -> Finding:
         words += f", then jobs are dropped ({policy})"
         return Finding(Level.BAD, "memory", words, fix)
     if most and used > NEARLY_FULL * most:
-        fix = "raise maxmemory, or keep ended jobs for a shorter time: a full server takes no jobs"
+        fix = "raise maxmemory, or keep ended jobs for less time: a full server accepts no jobs"
         return Finding(Level.BAD, "memory", words, fix)
     return Finding(Level.OK, "memory", words)
 
@@ -187,7 +193,7 @@ def of_disk(info: dict[str, str]) -> list[Finding]:
         ("aof_last_bgrewrite_status", "the last rewrite of the append-only file"),
     ):
         if info.get(field, "ok") != "ok":
-            fix = "look into the server's log: is its disk full, or memory short for a fork?"
+            fix = "check the server's log: is the disk full, or memory too low for a fork?"
             found.append(Finding(Level.BAD, "disk", f"{what} failed", fix))
     changes = int(info.get("rdb_changes_since_last_save", 0))
     words = f"{changes:,} changes since the last snapshot"
@@ -197,7 +203,7 @@ def of_disk(info: dict[str, str]) -> list[Finding]:
 def of_role(info: dict[str, str]) -> list[Finding]:
     if info.get("role") == "master":
         return []
-    words, fix = f"this server is a {info.get('role')}, and takes no jobs", "name the primary"
+    words, fix = f"this server is a {info.get('role')} and accepts no jobs", "use the primary"
     return [Finding(Level.BAD, "role", words, fix)]
 
 
@@ -212,13 +218,13 @@ async def _slow_scripts(wire: Wire) -> list[Finding]:
     worst = max(slow, default=0)
     if worst < SLOW_MICROS:
         return []
-    words = f"scripts took up to {worst / 1000:,.0f} ms, and nothing else ran meanwhile"
-    fix = "look at SLOWLOG GET: smaller batches, a faster machine, or one server for jobs alone"
+    words = f"scripts took up to {worst / 1000:,.0f} ms and blocked the server meanwhile"
+    fix = "see SLOWLOG GET; use smaller batches, a faster machine, or a server only for jobs"
     return [Finding(Level.WARN, "slow scripts", words, fix)]
 
 
 def _slow(entry: Any) -> tuple[int, bytes]:
-    """Microseconds and command of an entry, as the driver parsed it or as it came."""
+    """Microseconds and command of an entry, which the driver has parsed or not."""
     if isinstance(entry, dict):
         return int(entry["duration"]), bytes(entry["command"])
     command = entry[3][0] if entry[3] else b""

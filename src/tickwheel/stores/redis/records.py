@@ -1,20 +1,22 @@
-"""How a job is written into Redis, and read from there: pure, and in step with steps.lua.
+"""How a job is stored in Redis: text that statements.lua writes and this module reads.
 
-A record is the job as it was added or last settled. What happened since then is a line for each
-step, noted by a script that knows nothing of jobs; whoever reads the record applies them here, with
-the functions of `tickwheel.job`. So what a step means is said in one place.
+A record is the job as it was added or last settled. For each step since then the script appends a
+line, without knowing what the step means; a reader applies the lines with the functions of
+`tickwheel.job`. So each step is defined in one place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from tickwheel import job as life
-from tickwheel.job import Job, Priority, State
+from tickwheel.job import Job, Priority, Progress, State
 from tickwheel.schedule import Schedule
+from tickwheel.store import CURSOR_LIMIT
 
 LETTERS = {
     State.WAITING: "w",
@@ -24,11 +26,15 @@ LETTERS = {
     State.CANCELLED: "c",
 }
 
-# Other priorities than the known ones count as the nearest.
+# An unknown priority counts as the nearest known one.
 _RANKS: dict[int, int] = {priority: int(priority) for priority in Priority}
+
+# A start that is unknown although there is progress. An older release reads 0.
+_UNKNOWN = "000"
 
 _encode = msgspec.json.encode
 _job = msgspec.json.Decoder(Job).decode
+_progress = msgspec.json.Decoder(Progress).decode
 _text = msgspec.json.Decoder(str).decode
 _schedule = msgspec.json.Decoder(Schedule).decode
 
@@ -37,7 +43,7 @@ _schedule = msgspec.json.Decoder(Schedule).decode
 
 
 def place(job: Job) -> str:
-    """Where a job stands among those of its state: rank and queue."""
+    """Rank and queue: with the state, they name the set that a job is in."""
     return f"{_rank(job)}:{job.queue}"
 
 
@@ -46,21 +52,50 @@ def _rank(job: Job) -> int:
 
 
 def record(job: Job) -> str:
-    """The job, behind what scripts have to know of it. Text, for Lua's msgpack knows no bytes."""
+    """The job as JSON, after what the script needs. It is text: Lua's msgpack has no bytes."""
     settled = "-" if job.settled is None else job.settled
     size = len(job.queue) if job.queue.isascii() else len(job.queue.encode())
     head = f"{LETTERS[job.state]}{_rank(job)} {settled} {size} {job.queue}"
     return head + _encode(job).decode()
 
 
-def columns(jobs: Sequence[Job]) -> tuple[list[str], list[str], list[str], list[int]]:
-    """Jobs to be added as their ids, records, places and due times."""
-    return (
+class Columns(NamedTuple):
+    """Jobs to add, as arguments of the script."""
+
+    ids: list[str]
+    records: list[str]
+    places: list[str]
+    dues: list[int]
+    # By the number of the job, from 1; False if no job has any.
+    metas: dict[int, str] | bool
+
+
+def columns(jobs: Sequence[Job]) -> Columns:
+    return Columns(
         [job.id for job in jobs],
         [record(life.added(job)) for job in jobs],
         [place(job) for job in jobs],
         [job.due_ms for job in jobs],
+        {n: meta_lines(job.meta) for n, job in enumerate(jobs, 1) if job.meta} or False,
     )
+
+
+def meta_lines(meta: Mapping[str, str]) -> str:
+    """Each name and each value as a line."""
+    return "\n".join(f"{as_line(name)}\n{as_line(value)}" for name, value in meta.items())
+
+
+def started_part(job: Job) -> str:
+    """When a job was started, as its line has it: after a 0, if there is progress."""
+    if job.progress is None:
+        return "" if job.started_ms is None else str(job.started_ms)
+    return _UNKNOWN if job.started_ms is None else f"0{job.started_ms}"
+
+
+def told(jobs: Sequence[Job]) -> dict[int, str] | bool:
+    """The progress of jobs, by their number, from 1; False if there is none."""
+    some = {n: job.progress for n, job in enumerate(jobs, 1) if job.progress is not None}
+    return {n: _encode(progress).decode() for n, progress in some.items()} or False
 
 
 def as_line(name: str) -> str:
@@ -68,8 +103,13 @@ def as_line(name: str) -> str:
     return _encode(name).decode()
 
 
+def name_in(line: str) -> str:
+    """The name in such a line."""
+    return _text(line)
+
+
 def task_part(task: str) -> str:
-    """What the records of this task contain and no others: in a text, quotes are escaped."""
+    """Text that only records of this task contain: inside a string, quotes are escaped."""
     return f'"task":{as_line(task)},'
 
 
@@ -81,7 +121,7 @@ def schedule_record(schedule: Schedule) -> str:
 
 
 def read(record: bytes, lines: bytes | None) -> Job:
-    """The job as it stands."""
+    """The job in its current state."""
     _, _, size, rest = record.split(b" ", 3)
     job = _job(memoryview(rest)[int(size) :])
     if lines:
@@ -107,9 +147,12 @@ def _claimed(job: Job, line: bytes) -> Job:
     held = life.claimed(job, worker=_text(worker), fence=int(fence), now_ms=int(until), lease_ms=0)
     if asked == b"0" and not started:
         return held
-    return msgspec.structs.replace(
-        held, asked=asked == b"1", started_ms=int(started) if started else None
-    )
+    started_ms = int(started) if started not in (b"", _UNKNOWN.encode()) else None
+    return msgspec.structs.replace(held, cancel_requested=asked == b"1", started_ms=started_ms)
+
+
+def _progressed(job: Job, line: bytes) -> Job:
+    return msgspec.structs.replace(job, progress=_progress(line[2:]))
 
 
 def _cancelled(job: Job, line: bytes) -> Job:
@@ -124,6 +167,8 @@ _STEPS: dict[bytes, Callable[[Job, bytes], Job]] = {
     b"r": _claimed,
     b"c": _cancelled,
     b"w": _rerun,
+    # Not stored so: the script adds it for readers.
+    b"p": _progressed,
 }
 
 
@@ -131,14 +176,35 @@ _STEPS: dict[bytes, Callable[[Job, bytes], Job]] = {
 
 
 def cursor_of(last: Sequence[bytes] | None) -> str | None:
-    """Set, score and id of the last job that was looked at, as text."""
+    """Set, score and id of the last job that was read, as text."""
     return _encode([part.decode() for part in last]).decode() if last else None
 
 
 def parse_cursor(cursor: str) -> list[str]:
-    """Raises ValueError where this is not what `cursor_of` made."""
-    parts: list[Any] = msgspec.json.decode(cursor, type=list[str])
+    """Raises ValueError if `cursor_of` did not make this cursor."""
+    if len(cursor) > CURSOR_LIMIT:
+        raise ValueError(cursor)
+    parts = msgspec.json.decode(cursor, type=list[str])
     if len(parts) != 3 or parts[0][1:2] != ":" or parts[0][3:4] != ":":
         raise ValueError(cursor)
-    float(parts[1])
+    if not math.isfinite(float(parts[1])):
+        raise ValueError(cursor)
     return parts
+
+
+_AFTER = "id"
+
+
+def cursor_after(id: bytes) -> str:
+    """The last job that was read of those with some meta."""
+    return _encode([_AFTER, id.decode()]).decode()
+
+
+def parse_after(cursor: str) -> str:
+    """Raises ValueError if `cursor_after` did not make this cursor."""
+    if len(cursor) > CURSOR_LIMIT:
+        raise ValueError(cursor)
+    what, id = msgspec.json.decode(cursor, type=tuple[str, str])
+    if what != _AFTER:
+        raise ValueError(cursor)
+    return id

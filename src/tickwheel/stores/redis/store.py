@@ -1,14 +1,14 @@
 """`redis://`: jobs in a Redis or Valkey server, for teams that have one.
 
-Every step is one call of one script (steps.lua), so it happens whole or not at all. Jobs that wait
-stand in sorted sets by due time, those that run by the end of their lease, and a claim takes a
-short range of each. `now_ms` decides in all steps; only `time_ns` asks the server.
+Every step is one call of one script (statements.lua), so it is atomic. Waiting jobs are in sorted
+sets by due time, running ones by the end of their lease, and a claim takes a short range of each.
+All steps go by the `now_ms` that they are given; only `time_ns` reads the server's clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +16,10 @@ import msgspec
 from tickwheel import job as life
 from tickwheel.batch import BATCH, portions
 from tickwheel.clock import MS_NS, Clock
-from tickwheel.errors import BadConfig, StoreIncompatible, StoreUnavailable
-from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.errors import StoreIncompatible, StoreUnavailable
+from tickwheel.ids import new_fence
+from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
+from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
     Durability,
@@ -25,49 +27,51 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Tell,
     WorkerInfo,
     job_bytes,
     settlement_bytes,
 )
-from tickwheel.stores.redis import health, records
-from tickwheel.stores.redis.news import POLL_S, News
-from tickwheel.stores.redis.options import Options
+from tickwheel.stores.redis import browse, health, keys, records
+from tickwheel.stores.redis.notify import EndSubscriber, Subscriber
+from tickwheel.stores.redis.parking import Parked, topics
+from tickwheel.stores.redis.url import RedisOptions
 from tickwheel.stores.redis.wire import Wire
-from tickwheel.throttle import Rate
 
-# How many jobs one page looks at when it is filtered by task, which no set knows.
-SCAN = 1000
-# The layout of the keys, as the head of steps.lua describes it.
-SCHEMA = 1
+# The version of the layout that the head of statements.lua describes.
+SCHEMA = 2
+# How often a claim or a wait asks again because other tasks have parked jobs now.
+PARKED_TRIES = 3
 
 _CANCELLED = {
-    "c": Cancelled.CANCELLED,
-    "a": Cancelled.ASKED,
-    "l": Cancelled.TOO_LATE,
-    "u": Cancelled.UNKNOWN,
+    "c": CancelOutcome.CANCELLED,
+    "a": CancelOutcome.REQUESTED,
+    "l": CancelOutcome.TOO_LATE,
+    "u": CancelOutcome.UNKNOWN,
 }
-_worker = msgspec.json.Decoder(WorkerInfo).decode
 
 
 class RedisStore:
     """Keeps jobs in one Redis server, or in one slot of a cluster."""
 
-    lanes = 1
+    max_inflight = 1
     own_clock = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RedisOptions) -> None:
         self.ahead_ms = options.ahead_ms
         self._options = options
         self._wire: Wire | None = None
-        self._news: News | None = None
+        self._subscriber: Subscriber | None = None
+        self._ends: EndSubscriber | None = None
+        self._parked = Parked()
         self._turns = asyncio.Lock()
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock | None = None) -> RedisStore:
-        """`redis://user:password@host:6379/0?namespace=shop`. The server's clock is used."""
-        return cls(Options.of(url))
+        """The clock is not used: the server keeps the time."""
+        return cls(RedisOptions.of(url))
 
-    # --- Life
+    # --- Open and close
 
     async def open(self) -> None:
         if self._wire is not None:
@@ -75,7 +79,7 @@ class RedisStore:
         wire = Wire(self._options)
         try:
             await health.check(wire, self._options)
-            schema = int(await wire.step("open", str(SCHEMA)))
+            schema = int(await wire.step("open", str(SCHEMA), keys=keys.OPENING))
             if schema > SCHEMA:
                 raise StoreIncompatible(
                     f"the namespace {self._options.namespace!r} was written by a newer Tickwheel "
@@ -85,20 +89,22 @@ class RedisStore:
         except BaseException:
             await wire.close()
             raise
-        self._wire, self._news = wire, News(wire, self._options)
-        # An extend that is answered before a settle that it comes after would tell the holder that
-        # a job was lost which it has just settled itself.
+        self._wire, self._subscriber = wire, Subscriber(wire, self._options)
+        self._ends = EndSubscriber(wire, self._options)
+        # An extend that overtook a settle on another connection would report a job as lost that the
+        # caller has just settled.
         self._turns = asyncio.Lock()
 
     async def close(self) -> None:
-        wire, news = self._wire, self._news
-        self._wire = self._news = None
-        if news is not None:
-            await news.close()
+        wire, subscribers = self._wire, (self._subscriber, self._ends)
+        self._wire = self._subscriber = self._ends = None
+        for each in subscribers:
+            if each is not None:
+                await each.close()
         if wire is not None:
             await wire.close()
 
-    def twin(self) -> RedisStore:
+    def new_handle(self) -> RedisStore:
         return RedisStore(self._options)
 
     async def time_ns(self) -> int:
@@ -112,32 +118,44 @@ class RedisStore:
         return self._wire
 
     @property
-    def _open_news(self) -> News:
-        if self._news is None:
+    def _open_subscriber(self) -> Subscriber:
+        if self._subscriber is None:
             raise StoreUnavailable("the store is closed")
-        return self._news
+        return self._subscriber
 
-    async def _step(self, name: str, *args: Any) -> Any:
-        return await self._open_wire.step(name, *args)
+    async def _step(self, name: str, *args: Any, keys: Iterable[str] = ()) -> Any:
+        return await self._open_wire.step(name, *args, keys=keys)
 
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         added: list[bool] = []
         for some in portions(jobs, job_bytes):
-            added += _flags(await self._step("add", *records.columns(some)))
+            columns = records.columns(some)
+            added += _flags(await self._step("add", *columns, keys=_keys_of(columns)))
         return added
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        now_ms: int,
+        lease_ms: int,
+        tasks: Collection[str] = (),
+        call: int | None = None,
+        again: bool = False,
     ) -> list[Job]:
         queues = list(dict.fromkeys(queues))
         if not queues or limit < 1:
             return []
-        fence, name = life.new_fence(), records.as_line(worker)
-        taken, lines = await self._step(
-            *("claim", queues, name, str(fence), min(limit, BATCH), now_ms),
-            *(self.ahead_ms, lease_ms),
+        fence, name = new_fence() if call is None else call, records.as_line(worker)
+        if again and (held := await self._claimed_by(queues, fence, now_ms, lease_ms)):
+            return held
+        taken, lines = await self._step_for(
+            *("claim", queues, frozenset(tasks)),
+            *(name, str(fence), min(limit, BATCH), now_ms, self.ahead_ms, lease_ms),
         )
         return [
             life.claimed(
@@ -150,43 +168,75 @@ class RedisStore:
             for record, since in zip(taken, lines, strict=True)
         ]
 
+    async def _step_for(
+        self, name: str, queues: list[str], tasks: frozenset[str], *args: Any
+    ) -> Any:
+        """Run a step that also looks for parked jobs of these tasks."""
+        sets = keys.of_queues(queues)
+        for _ in range(PARKED_TRIES if tasks else 0):
+            known = self._parked.of(queues, tasks)
+            answer = await self._step(name, queues, known, True, *args, keys=sets)
+            if answer[0] is not None:
+                return answer
+            self._parked.learn(answer[1])
+        last_known = self._parked.of(queues, tasks) if tasks else False
+        return await self._step(name, queues, last_known, False, *args, keys=sets)
+
+    async def _claimed_by(
+        self, queues: list[str], fence: int, now_ms: int, lease_ms: int
+    ) -> list[Job]:
+        """The jobs that the claim with this fence took and still holds."""
+        taken, lines = await self._step(
+            "claimed_by", queues, str(fence), keys=keys.of_queues(queues)
+        )
+        jobs = [job for job in records.read_all(taken, lines) if job is not None]
+        held = await self.extend(jobs, now_ms=now_ms, lease_ms=lease_ms)
+        return [job for job in held if job is not None]
+
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         extended: list[Job | None] = []
-        until_ms = now_ms + lease_ms
         for some in portions(jobs):
+            places = [records.place(job) for job in some]
             async with self._turns:
                 answer = await self._step(
-                    *("extend", [job.id for job in some], [str(job.fence) for job in some]),
-                    [records.place(job) for job in some],
-                    ["" if job.started_ms is None else str(job.started_ms) for job in some],
-                    *(now_ms, until_ms),
+                    *("extend", [job.id for job in some], [str(job.fence) for job in some], places),
+                    [records.started_part(job) for job in some],
+                    *(now_ms, now_ms + lease_ms, records.told(some)),
+                    keys=keys.of_places(places),
                 )
             extended += [
                 None
                 if flag == "0"
-                else msgspec.structs.replace(job, lease_until_ms=until_ms, asked=flag == "2")
+                else life.extended(
+                    life.as_held(job, cancel_requested=flag == "2"),
+                    job,
+                    now_ms=now_ms,
+                    lease_ms=lease_ms,
+                )
                 for job, flag in zip(some, answer.decode(), strict=True)
             ]
         return extended
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
-        """Only its holder changes a job in hand, but for the wish that it stop: so the holder's
-        copy is the job as it stands, and the script picks what that wish makes of it."""
+        """The script knows whether the job was asked to stop, and picks one of two outcomes."""
         answers: list[bool] = []
         for portion in portions(settlements, settlement_bytes):
             some = [_outcome(settlement) for settlement in portion]
             jobs = [settlement.job for settlement in portion]
+            places = [records.place(job) for job in jobs]
+            parked = [s.job.queue for s in portion if s.outcome is Outcome.PARK]
             async with self._turns:
                 answer = await self._step(
                     *("settle", now_ms, [job.id for job in jobs], [str(job.fence) for job in jobs]),
-                    *([records.place(job) for job in jobs], [each.state for each in some]),
+                    *(places, [each.state for each in some]),
                     *([each.score for each in some], [each.record for each in some]),
                     *([each.ended_ms for each in some], [each.stopped for each in some]),
+                    keys=keys.of_places(places) + keys.of_parked(parked),
                 )
             answers += _flags(answer)
         return answers
 
-    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelOutcome]:
         answer = await self._step_by_step("cancel", ids, now_ms)
         return [_CANCELLED[letter] for letter in answer.decode()]
 
@@ -197,130 +247,127 @@ class RedisStore:
         return _flags(await self._step_by_step("delete", ids))
 
     async def _step_by_step(self, name: str, ids: Sequence[str], *args: Any) -> bytes:
-        """Where jobs are large, the script answers for those that it came to."""
+        """Run a step on jobs in any place. The keys that it touches depend on the places, so those
+        are read first. The script may answer for the first few jobs only, if they are large or
+        have moved to another place since."""
         answer = b""
         while len(answer) < len(ids):
-            answer += await self._step(name, ids[len(answer) : len(answer) + BATCH], *args)
+            some = ids[len(answer) : len(answer) + BATCH]
+            places = [place.decode() for place in await self._step("places", some)]
+            for run in keys.split_by_queues(places, browse.QUEUES):
+                queues = {place[2:] for place in places[run] if place}
+                flags = await self._step(
+                    *(name, some[run], places[run], *args),
+                    keys=[*keys.of_queues(queues), *keys.META],
+                )
+                answer += flags
+                if len(flags) < len(places[run]):
+                    break
         return answer
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         letters = [records.LETTERS[state] for state in states if state.ended]
         pruned = 0
-        while letters and pruned < limit:
-            most = min(limit - pruned, BATCH)
-            count: int = await self._step("prune", letters, before_ms, most)
-            pruned += count
-            if count < most:
+        async for names in browse.names_of_queues(self._open_wire):
+            sets = [
+                each for name in names for state in letters for each in keys.of_state(state, name)
+            ]
+            old = await self._step("old", letters, names, before_ms, keys=sets)
+            queues = [name.decode() for name in old]
+            count = most = 0
+            while queues and count == most and pruned < limit:
+                most = min(limit - pruned, BATCH)
+                count = await self._step(
+                    *("prune", letters, queues, before_ms, most),
+                    keys=[*keys.of_queues(queues), *keys.META],
+                )
+                pruned += count
+            if pruned >= limit:
                 break
         return pruned
 
     # --- Waiting
 
-    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
-        loop = asyncio.get_running_loop()
-        zero = loop.time() - now_ms / 1000
-        queues = list(dict.fromkeys(queues))
-        with self._open_news.ear([f"q{queue}".encode() for queue in queues]) as ear:
-            await self._open_news.listening()
-            while True:
-                ear.forget()
-                now_ms = int((loop.time() - zero) * 1000)
-                answer = await self._step("next", queues, now_ms, until_ms, self.ahead_ms)
-                wake_ms = min(int(answer), until_ms) if answer else until_ms
-                left_s = zero + wake_ms / 1000 - loop.time()
-                if not await ear.hear(min(left_s, POLL_S)) and left_s <= POLL_S:
-                    return
+    async def wait(
+        self, queues: Sequence[str], *, now_ms: int, until_ms: int, tasks: Collection[str] = ()
+    ) -> None:
+        queues, known = list(dict.fromkeys(queues)), frozenset(tasks)
 
-    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + (until_ms - now_ms) / 1000
-        name = records.as_line(worker)
-        key = self._key(f"asked:{name}")
-        with self._open_news.ear([f"a{name}".encode()]) as ear:
-            await self._open_news.listening()
-            while True:
-                ear.forget()
-                ids = [id.decode() for id in await self._open_wire.send("SMEMBERS", key)]
-                left_s = until - loop.time()
-                if ids or (not await ear.hear(min(left_s, POLL_S)) and left_s <= POLL_S):
-                    return ids
+        async def next_ms(now_ms: int) -> int | None:
+            answer, _ = await self._step_for("next", queues, known, now_ms, until_ms, self.ahead_ms)
+            return int(answer) if answer else None
+
+        wanted = topics(known).union(f"q{queue}" for queue in queues)
+        await self._open_subscriber.until_due(wanted, next_ms, now_ms=now_ms, until_ms=until_ms)
+
+    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        async def find() -> list[str]:
+            return await browse.cancel_requests(self._open_wire, worker)
+
+        topic = f"a{records.as_line(worker)}"
+        return await self._open_subscriber.until_found(
+            [topic], find, now_ms=now_ms, until_ms=until_ms
+        )
+
+    async def watch_ended(
+        self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
+    ) -> None:
+        if self._ends is None:
+            raise StoreUnavailable("the store is closed")
+        await self._ends.watch(ids, tell, now_ms=now_ms, until_ms=until_ms)
 
     # --- Schedules
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
-        stored = msgspec.structs.replace(schedule, fence=life.new_fence())
-        record = records.schedule_record(stored)
-        await self._open_wire.send("HSET", self._key("schedule"), schedule.name, record)
+        stored = msgspec.structs.replace(schedule, fence=new_fence())
+        await self._step("schedule", schedule.name, records.schedule_record(stored))
         return stored
 
+    async def replace_schedule(self, schedule: Schedule) -> bool:
+        record = records.schedule_record(msgspec.structs.replace(schedule, fence=new_fence()))
+        return bool(await self._step("schedule", schedule.name, record, str(schedule.fence)))
+
     async def delete_schedule(self, name: str) -> bool:
-        return bool(await self._open_wire.send("HDEL", self._key("schedule"), name))
+        wire = self._open_wire
+        return bool(await wire.send("HDEL", wire.key("schedule"), name))
 
     async def schedules(self) -> list[Schedule]:
-        found = await self._open_wire.send("HVALS", self._key("schedule"))
-        return sorted(map(records.read_schedule, found), key=lambda schedule: schedule.name)
+        return await browse.schedules(self._open_wire)
 
     async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
-        # Where the fence is still the same, so is all that the caller read with it.
+        # If the fence is still the same, so is everything else in the caller's copy.
         moved = msgspec.structs.replace(
             schedule,
             next_ms=next_ms,
             last_id=jobs[-1].id if jobs else schedule.last_id,
-            fence=life.new_fence(),
+            fence=new_fence(),
         )
+        columns = records.columns(jobs)
         fired = await self._step(
             *("fire", schedule.name, str(schedule.fence), records.schedule_record(moved)),
-            *records.columns(jobs),
+            *columns,
+            keys=_keys_of(columns),
         )
         return bool(fired)
 
-    def _key(self, name: str) -> str:
-        return self._options.root + name
-
-    # --- Looking and operating
+    # --- Browsing and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        found: list[Job | None] = []
-        while len(found) < len(ids):
-            found += records.read_all(
-                *await self._step("get", ids[len(found) : len(found) + BATCH])
-            )
-        return found
+        return await browse.get(self._open_wire, ids)
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
-        states = [query.state] if query.state else list(State)
-        after: list[str] | bool = False
-        if cursor is not None:
-            try:
-                after = records.parse_cursor(cursor)
-            except ValueError:
-                raise BadConfig(f"{cursor!r} is not a cursor that a page gave") from None
-        letters = [records.LETTERS[state] for state in states]
-        found, lines, last = await self._step(
-            *("find", _from(letters, after), False if query.queue is None else query.queue),
-            *(False if query.task is None else records.task_part(query.task), limit, SCAN, after),
-        )
-        jobs = [job for job in records.read_all(found, lines) if job]
-        return Page(jobs=jobs, cursor=records.cursor_of(last))
+        """Jobs with some meta have an index: a sorted set. A task has none: a page scans up to a
+        thousand jobs for it, and for any filter beside meta."""
+        return await browse.find(self._open_wire, query, cursor, limit)
+
+    async def parked(self) -> list[Job]:
+        return await browse.parked(self._open_wire)
 
     async def queues(self) -> list[QueueInfo]:
-        found = await self._step("queues")
-        infos = [
-            QueueInfo(
-                name=name.decode(),
-                paused=bool(paused),
-                waiting=waiting,
-                running=running,
-                done=done,
-                dead=dead,
-                cancelled=cancelled,
-            )
-            for name, paused, waiting, running, done, dead, cancelled in found
-        ]
-        return sorted(infos, key=lambda info: info.name)
+        return await browse.queues(self._open_wire)
 
     async def pause(self, queue: str, paused: bool) -> None:
-        await self._step("pause", queue, paused)
+        await self._step("pause", queue, paused, keys=keys.of_queues([queue]))
 
     async def beat(self, worker: WorkerInfo) -> None:
         gone_ms = worker.seen_ms + worker.gone_after_ms if worker.gone_after_ms else False
@@ -329,15 +376,14 @@ class RedisStore:
         )
 
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
-        found = map(_worker, await self._open_wire.send("HVALS", self._key("worker")))
-        alive = (each for each in found if each.seen_ms + each.gone_after_ms > now_ms)
-        return sorted(alive, key=lambda worker: worker.name)
+        return await browse.workers(self._open_wire, now_ms)
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
         cost_ns = -(-rate.period_ms * MS_NS // rate.limit)
         burst_ns = cost_ns * (rate.burst - 1)
         wait_ms = await self._step(
-            "throttle", key, now_ms, *divmod(cost_ns, MS_NS), *divmod(burst_ns, MS_NS)
+            *("throttle", key, now_ms, *divmod(cost_ns, MS_NS), *divmod(burst_ns, MS_NS)),
+            keys=[f"bucket:{key}"],
         )
         return int(wait_ms)
 
@@ -349,7 +395,8 @@ class RedisStore:
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What a settlement makes of a job: of one that was asked to stop, `stopped`."""
+    """What becomes of a job; `stopped` if it was asked to stop and would otherwise wait again. The
+    state is p if it is to be parked."""
 
     state: str
     score: int
@@ -359,29 +406,18 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 
 def _outcome(settlement: Settlement) -> _Outcome:
-    job = settlement.job
-    plain = msgspec.structs.replace(job, asked=False) if job.asked else job
-    after = life.settled(plain, settlement)
-    stopped = ""
-    if after.state is State.WAITING:
-        asked = msgspec.structs.replace(job, asked=True)
-        stopped = records.record(life.settled(asked, settlement))
+    after, stopped = life.settled_either_way(settlement)
     return _Outcome(
-        state=records.LETTERS[after.state],
+        state="p" if after.parked else records.LETTERS[after.state],
         score=after.due_ms if after.ended_ms is None else after.ended_ms,
         record=records.record(after),
         ended_ms=settlement.ended_ms,
-        stopped=stopped,
+        stopped="" if stopped is after else records.record(stopped),
     )
 
 
-def _from(letters: list[str], after: list[str] | bool) -> list[str]:
-    """The states that are left to page through, from that of the cursor on."""
-    if not isinstance(after, list):
-        return letters
-    kind, _, rest = after[0].partition(":")
-    letter = rest[:1] if kind == "e" else kind
-    return letters[letters.index(letter) :] if letter in letters else []
+def _keys_of(columns: records.Columns) -> list[str]:
+    return keys.of_places(columns.places) + (list(keys.META) if columns.metas else [])
 
 
 def _flags(answer: bytes) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Calls to a Redis server, each bounded in time, and its errors in our words."""
+"""Calls to a Redis server: each has a timeout, and raises our errors instead of the driver's."""
 
 from __future__ import annotations
 
@@ -6,216 +6,179 @@ import asyncio
 import contextlib
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tickwheel.errors import BadConfig, StoreError, StoreUnavailable
-from tickwheel.stores.redis.options import Options
+from tickwheel.errors import StoreError, StoreUnavailable
+from tickwheel.masking import scrubbed
+from tickwheel.stores.redis.cluster import ClusterClient
+from tickwheel.stores.redis.connections import Connection, client_of, connection_to, errors
+from tickwheel.stores.redis.keys import FIXED
+from tickwheel.stores.redis.url import RedisOptions
 
-try:
-    import redis.asyncio as driver
-    from redis import exceptions as wrong
-    from redis.asyncio.connection import Connection, SSLConnection
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-except ImportError as error:
-    if error.name is None or error.name.partition(".")[0] != "redis":
-        raise
-    raise BadConfig("redis:// needs its driver: pip install 'tickwheel[redis]'") from None
 
-# The driver's parts come from here, so that its absence is said in one place.
-__all__ = ["Connection", "Wire", "translated", "wrong"]
+def _script() -> str:
+    """statements.lua with the part that it includes: Redis knows only whole scripts."""
+    folder = Path(__file__).parent
+    whole = (folder / "statements.lua").read_text(encoding="utf-8")
+    part = (folder / "parking.lua").read_text(encoding="utf-8")
+    return whole.replace("-- include parking.lua\n", part)
 
-# Connections that one handle uses at once; further calls wait for one of them.
-CONNECTIONS = 16
-CONNECT_S = 5.0
-# A connection that was idle for longer is asked whether it is still there before it is used.
-IDLE_S = 15.0
 
-SCRIPT = Path(__file__).with_name("steps.lua").read_text(encoding="utf-8")
+SCRIPT = _script()
 SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 _pack = msgspec.msgpack.Encoder().encode
-# Errors that go away by themselves or by an operator's hand: nothing is wrong with the call. The
-# driver makes some of them classes and strips the word; servers before 7 put it amid the words of
-# an error inside a script.
+# Errors that pass, or that an operator can end; the call itself was right. The driver turns some of
+# them into classes and drops the code. Servers before 7 put the code in the middle of the message
+# if a script failed.
 _CODES = {
-    wrong.ReadOnlyError: "READONLY",
-    wrong.OutOfMemoryError: "OOM",
-    wrong.BusyLoadingError: "LOADING",
-    wrong.TryAgainError: "TRYAGAIN",
-    wrong.ClusterDownError: "CLUSTERDOWN",
+    errors.ReadOnlyError: "READONLY",
+    errors.OutOfMemoryError: "OOM",
+    errors.BusyLoadingError: "LOADING",
+    errors.TryAgainError: "TRYAGAIN",
+    errors.ClusterDownError: "CLUSTERDOWN",
+    errors.AskError: "MOVED",
 }
-_CODE = re.compile(r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|BUSY|MASTERDOWN)\b")
+_CODE = re.compile(
+    r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|BUSY|MASTERDOWN|TRYAGAIN|CLUSTERDOWN"
+    r"|non local key)\b"
+)
 _FORBIDDEN = re.compile(r"\bNOPERM\b|no permissions|user executing the script can't", re.I)
+_MOVING = (
+    "its keys are being moved to another node; if no move is under way, one was interrupted: "
+    "run redis-cli --cluster fix"
+)
 _FIXES = {
     "READONLY": "it is a replica, or a failover is under way",
     "OOM": "its memory is full: raise maxmemory, or keep ended jobs for a shorter time",
-    "MISCONF": "it can't write to its disk, and so takes no jobs",
+    "MISCONF": "it can't write to its disk, so it accepts no jobs",
     "NOREPLICAS": "too few replicas are connected (min-replicas-to-write)",
-    "LOADING": "it is still reading its data",
-    "BUSY": "a script holds it up",
+    "LOADING": "it is still loading its data",
+    "BUSY": "a long script is running",
+    "TRYAGAIN": _MOVING,
+    "MOVED": _MOVING,
+    "non local key": _MOVING,
+    "CLUSTERDOWN": "too many nodes of the cluster are down, or none has the slot of these keys",
 }
 
 
 class Wire:
     """One handle's connections to the server, or to the cluster."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RedisOptions) -> None:
         self._options = options
-        self._client: Any = _client(options)
-        self._key = f"{options.root}job"
+        self._cluster = ClusterClient(options) if options.cluster else None
+        self._client: Any = self._cluster or client_of(options, (options.host, options.port))
+        self._fixed = [options.root + name for name in FIXED]
 
-    async def step(self, name: str, *args: Any) -> Any:
-        """Run one step of steps.lua. It is sent whole only where the server doesn't know it."""
-        packed = _pack(args)
+    def key(self, name: str) -> str:
+        """The full name of a key of this store."""
+        return self._options.root + name
+
+    async def step(self, name: str, *args: Any, keys: Iterable[str] = ()) -> Any:
+        """Run one step of statements.lua, which touches these keys and the fixed ones.
+
+        The script itself is sent only if the server doesn't have it.
+        """
+        root, packed = self._options.root, _pack(args)
+        names = self._fixed + [root + key for key in keys]
         try:
-            return await self.send("EVALSHA", SHA, 1, self._key, name, packed)
-        except wrong.NoScriptError:
-            # A fresh server, a failover or SCRIPT FLUSH. Nothing has run yet.
-            return await self.send("EVAL", SCRIPT, 1, self._key, name, packed)
+            return await self.send("EVALSHA", SHA, len(names), *names, name, packed)
+        except errors.NoScriptError:
+            # After a restart, a failover or SCRIPT FLUSH. Nothing has run yet.
+            return await self.send("EVAL", SCRIPT, len(names), *names, name, packed)
 
     async def send(self, *command: Any) -> Any:
-        """One command on the keys of this store."""
+        """Run one command on the keys of this store."""
         return await self._bounded(self._client.execute_command(*command))
 
     async def ask(self, *command: Any) -> Any:
-        """One command about the server itself; of a cluster, the node that has our keys."""
-        if not self._options.cluster:
-            return await self.send(*command)
-        await self._bounded(self._client.initialize())
-        node = self._client.get_node_from_key(self._key)
-        return await self._bounded(self._client.execute_command(*command, target_nodes=node))
+        """Run one command about the server itself; in a cluster, the node that has our keys."""
+        return await self._bounded(self._ask_home(*command))
+
+    async def _ask_home(self, *command: Any) -> Any:
+        client = await self._cluster.home_client() if self._cluster else self._client
+        return await client.execute_command(*command)
 
     async def _bounded(self, call: Any) -> Any:
         cancels = _cancels()
         try:
             async with asyncio.timeout(self._options.timeout_s):
                 answer = await call
-        except wrong.NoScriptError:
+        except errors.NoScriptError:
             raise
-        except (wrong.RedisError, OSError, TimeoutError) as error:
+        except (errors.RedisError, OSError, TimeoutError) as error:
             failure = translated(error, self._options)
+            if self._cluster is not None:
+                self._cluster.lost()
             if code_of(error) == "READONLY":
-                # What was the primary no longer is: connect anew, to whoever is by then.
+                # After a failover, new connections lead to the new primary.
                 await self._drop()
             raise failure from error
-        # The driver sends with asyncio.wait_for, which before Python 3.12 loses a cancel that comes
-        # in the moment when the sending is done.
+        # The driver sends with asyncio.wait_for. Before Python 3.12, that loses a cancellation that
+        # comes just when it is done.
         if _cancels() > cancels:
             raise asyncio.CancelledError
         return answer
 
     async def _drop(self) -> None:
-        with contextlib.suppress(wrong.RedisError, OSError):
-            if self._options.cluster:
-                await self._client.aclose()
-            else:
-                await self._client.connection_pool.disconnect(inuse_connections=False)
+        with contextlib.suppress(errors.RedisError, OSError):
+            pool = self._cluster or self._client.connection_pool
+            await pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
-        with contextlib.suppress(wrong.RedisError, OSError):
+        with contextlib.suppress(errors.RedisError, OSError):
             await self._client.aclose()
 
     async def listener(self) -> Connection:
-        """A connection of its own, for news. In a cluster every node passes them on."""
-        host, port = self._options.host, self._options.port
-        if self._options.cluster:
-            await self._bounded(self._client.initialize())
-            node = self._client.get_node_from_key(self._key)
-            host, port = node.host, node.port
-        kind = SSLConnection if self._options.tls else Connection
-        return kind(host=host, port=port, **_settings(self._options), **_tls(self._options))
+        """A separate connection for SUBSCRIBE. In a cluster, every node forwards messages."""
+        address = self._options.host, self._options.port
+        if self._cluster is not None:
+            address = await self._bounded(self._cluster.home())
+        return connection_to(self._options, address)
 
 
 def _cancels() -> int:
-    """How often the running task was asked to end."""
+    """How often the running task was cancelled."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
-
-
-def _client(options: Options) -> Any:
-    settings = _settings(options)
-    if options.cluster:
-        tls = {"ssl": True, **_tls(options)} if options.tls else {}
-        del settings["db"]
-        return driver.RedisCluster(
-            host=options.host,
-            port=options.port,
-            max_connections=CONNECTIONS,
-            **settings,
-            **tls,
-        )
-    pool = driver.BlockingConnectionPool(
-        connection_class=SSLConnection if options.tls else Connection,
-        max_connections=CONNECTIONS,
-        timeout=options.timeout_s,
-        host=options.host,
-        port=options.port,
-        health_check_interval=IDLE_S,
-        **settings,
-        **_tls(options),
-    )
-    return driver.Redis.from_pool(pool)
-
-
-def _settings(options: Options) -> dict[str, Any]:
-    return {
-        "db": options.db,
-        "username": options.user,
-        "password": options.password,
-        "socket_timeout": options.timeout_s,
-        "socket_connect_timeout": min(CONNECT_S, options.timeout_s),
-        "socket_keepalive": True,
-        "protocol": 2,
-        # Whoever calls repeats: only the caller knows what an answer to a repeat means.
-        "retry": Retry(NoBackoff(), 0),
-    }
-
-
-def _tls(options: Options) -> dict[str, Any]:
-    if not options.tls:
-        return {}
-    names = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-    return {names[name]: str(path) for name, path in options.files.items()} | {
-        "ssl_cert_reqs": "required",
-        "ssl_check_hostname": True,
-    }
 
 
 # --- Errors
 
 
-def translated(error: Exception, options: Options) -> StoreError:
-    """A driver's error as ours: away for now, or wrong until somebody mends it."""
+def translated(error: Exception, options: RedisOptions) -> StoreError:
+    """The error for a driver's error: StoreUnavailable if it may pass, or else StoreError."""
     where, words = f"Redis at {options.where}", _words(error, options)
-    if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError):
-        return StoreError(f"{where} doesn't let us in: {words}: check user and password in the URL")
-    if isinstance(error, wrong.NoPermissionError) or _FORBIDDEN.search(words):
-        return StoreError(f"{where} forbids what is needed: {words}: see docs/redis.md for the ACL")
+    if isinstance(error, errors.AuthenticationError | errors.AuthorizationError):
+        return StoreError(f"{where} refuses the login: {words}: check user and password in the URL")
+    if isinstance(error, errors.NoPermissionError) or _FORBIDDEN.search(words):
+        return StoreError(f"{where} denies a permission: {words}: see docs/redis.md for the ACL")
+    if isinstance(error, errors.AskError) and not options.cluster:
+        return StoreError(f"{where} is a node of a cluster: add cluster=true to the URL")
     if code := code_of(error):
-        return StoreUnavailable(f"{where} refuses for now ({code}): {_FIXES.get(code, words)}")
-    # Before OSError, of which Python's own TimeoutError is a kind.
-    if isinstance(error, wrong.TimeoutError | TimeoutError):
-        return StoreUnavailable(f"{where} gave no answer within {options.timeout_s:g} s")
-    if isinstance(error, wrong.ConnectionError | wrong.ClusterError | OSError):
+        return StoreUnavailable(f"{where} is unavailable ({code}): {_FIXES.get(code, words)}")
+    # Before OSError, because Python's TimeoutError is a subclass of it.
+    if isinstance(error, errors.TimeoutError | TimeoutError):
+        return StoreUnavailable(f"{where} did not answer within {options.timeout_s:g} s")
+    if isinstance(error, errors.ConnectionError | OSError):
         return StoreUnavailable(f"{where} can't be reached: {words}")
-    if isinstance(error, wrong.RedisClusterException):
-        return StoreUnavailable(f"{where}, a cluster, can't be used for now: {words}")
     return StoreError(f"{where}: {words}")
 
 
 def code_of(error: Exception) -> str:
-    """Redis's word for an error that goes away; empty where it is another one."""
+    """Redis's code for an error that may pass; empty for other errors."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code
-    found = _CODE.search(str(error)) if isinstance(error, wrong.ResponseError) else None
+    found = _CODE.search(str(error)) if isinstance(error, errors.ResponseError) else None
     return found[1] if found else ""
 
 
-def _words(error: Exception, options: Options) -> str:
+def _words(error: Exception, options: RedisOptions) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
-    return words.replace(options.password, "***") if options.password else words
+    return scrubbed(words, options.password)

@@ -1,4 +1,4 @@
-"""The embedded store's file: connections to it, threads for them, and news that it changed."""
+"""The embedded store's file: connections to it, their threads, its schema and its clock."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from tickwheel.stores.sqlite.libraries import Identity, file_of, identity, open_
 
 T = TypeVar("T")
 
-# How often a waiting node looks at the file's change counter: a read of shared memory, 3 µs.
-LOOK_S = 0.005
-# How long a step may wait for another process's transaction before the store counts as away.
+# How long a step may wait for another process's transaction before the store is unavailable.
 BUSY_S = 15.0
-# Jobs in the file do not cost memory; this much of it is kept at hand, per connection.
+# How much of the file each connection keeps in memory, however many jobs there are.
 CACHE_KIB = 8 * 1024
 
 
-class Lane:
+class ConnectionThread:
     """A connection and the one thread that uses it."""
 
     db: apsw.Connection
@@ -48,13 +46,13 @@ class Lane:
     async def open(self, path: Path, sync: str) -> None:
         def open_it() -> None:
             self.db = connect(path, sync)
-            # The folder of this process may be another one later.
+            # Absolute, because the process may change its folder later.
             self._path, self._file = path.absolute(), file_of(self.db)
 
         await self._run(open_it)
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """What the work answers, of a file that is still in its place."""
+        """Run the work, and check that the file is still in its place before its answer counts."""
 
         def run() -> T:
             answer = work(*args)
@@ -75,106 +73,39 @@ class Lane:
 
 
 def check_in_place(path: Path, file: Identity | None) -> None:
-    """SQLite goes on with a file that is removed or replaced: what it commits is then nowhere."""
+    """Raise if the file was removed or replaced. SQLite doesn't notice: what it commits is lost."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreUnavailable(
-            f"{path} was removed while it was open, so nothing is stored: put that same file back, "
-            "or restart this process to begin a new one"
+            f"{path} was removed while it was open: what is written now goes to the removed file. "
+            "Put that same file back, or restart this process to begin a new one"
         ) from None
-    except OSError:  # we may no longer look: that says nothing of the file
+    except OSError:  # we may no longer look, which says nothing about the file
         return
     if file not in (None, (found.st_dev, found.st_ino)):
         raise StoreError(
-            f"{path} was replaced by another file while it was open, so nothing is stored: "
-            "restart this process to use the new one"
+            f"{path} was replaced by another file while it was open: what is written now goes to "
+            "the old one. Restart this process to use the new one"
         )
 
 
 def check_log(path: Path, seen: Identity | None) -> Identity | None:
-    """Which file the log is. While we have it open nobody may remove it: what is in a log that
-    nobody else can see is lost. Another SQLite library in this process can do that."""
+    """Which file the log is. Raises if it is no longer the one that we have open: what is in a
+    removed log is lost. Another SQLite library in this process can cause that."""
     found = identity(f"{path}-wal")
     if seen is not None and found != seen:
         raise StoreError(
-            f"{path}-wal was removed or replaced while it was open, so nothing is stored: another "
-            "SQLite library in this process may have done it, or somebody by hand. Restart this "
-            "process"
+            f"{path}-wal was removed or replaced while it was open, by another SQLite library in "
+            "this process or by hand: what is written now is lost. Restart this process"
         )
     return found
-
-
-class Pulse:
-    """Wakes waiters when the file changed: at once for this node, soon for other processes.
-
-    SQLite keeps a counter of commits in shared memory; one task per store looks at it, and only
-    while somebody waits.
-    """
-
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
-        self._loop = asyncio.get_running_loop()
-        self._version = self._look()
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._looking: asyncio.TimerHandle | None = None
-        self.count = 0
-
-    def _look(self) -> int:
-        version: int = self._db.pragma("data_version")
-        return version
-
-    def beat(self) -> None:
-        self.count += 1
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def after(self, seen: int, *, until: float) -> bool:
-        """Wait for a beat later than `seen`; False where `until` came first."""
-        if self.count != seen:
-            return True
-        if until <= self._loop.time():
-            return False
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.add(waiter)
-        self._keep_looking()
-        try:
-            async with asyncio.timeout_at(until):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            self._waiters.discard(waiter)
-        return True
-
-    def _keep_looking(self) -> None:
-        if self._looking is None:
-            self._looking = self._loop.call_later(LOOK_S, self._looked)
-
-    def _looked(self) -> None:
-        self._looking = None
-        if not self._waiters:
-            return
-        self._keep_looking()
-        with contextlib.suppress(apsw.Error):
-            version = self._look()
-            if version != self._version:
-                self._version = version
-                self.beat()
-
-    def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-        # Whoever still waits finds the store closed when it looks again.
-        self.beat()
-        self._db.close()
 
 
 def connect(path: Path, sync: str) -> apsw.Connection:
     if not path.resolve().parent.is_dir():
         raise BadConfig(f"the folder {path.resolve().parent} does not exist: create it first")
-    # Jobs may carry secrets: the file is its owner's alone.
+    # Jobs may carry secrets, so only the owner may read the file.
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
@@ -184,6 +115,7 @@ def connect(path: Path, sync: str) -> apsw.Connection:
     db = open_alone(path)
     try:
         db.set_busy_handler(_patiently)
+        _refuse_foreign(db, path)
         db.pragma("journal_mode", "wal")
         db.pragma("synchronous", sync)
         db.pragma("cache_size", -CACHE_KIB)
@@ -196,15 +128,70 @@ def connect(path: Path, sync: str) -> apsw.Connection:
     return db
 
 
+def has_store(path: Path) -> bool:
+    """Whether a file has tables of ours, without a change to it. True for a file that can't be
+    read: opening the store tells why."""
+    try:
+        db = open_alone(path, apsw.SQLITE_OPEN_READONLY)
+    except apsw.Error:
+        return True
+    try:
+        db.set_busy_handler(_patiently)
+        return _is_ours(_tables(db)) or db.pragma("user_version") > len(_parts())
+    except apsw.Error:
+        return True
+    finally:
+        db.close()
+
+
+def _refuse_foreign(db: apsw.Connection, path: Path) -> None:
+    """Our tables may be beside those of the user's program, unless it has one of the same name or
+    a schema version of its own."""
+    # First, so that it isn't that of another process which creates our tables at this moment.
+    version = db.pragma("user_version")
+    tables = _tables(db)
+    if _is_ours(tables):
+        return
+    if taken := sorted(tables.keys() & _OURS):
+        uses = f"it has a table named {taken[0]}"
+    elif tables and version:
+        uses = f"it has its own user_version, {version}"
+    else:
+        return
+    raise StoreIncompatible(
+        f"{path} is a SQLite database of another program ({uses}), so it can't have the jobs: "
+        "name another file"
+    )
+
+
+_OURS = {"job", "tally", "paused", "schedule", "worker", "bucket", "clock", "job_meta"}
+
+
+def _tables(db: apsw.Connection) -> dict[str, str]:
+    """The statement that created each table."""
+    found: list[Any] = db.execute(
+        "select lower(name), sql from sqlite_schema where type = 'table'"
+    ).fetchall()
+    return dict(found)
+
+
+def _is_ours(tables: dict[str, str]) -> bool:
+    return "lease_until_ms" in tables.get("job", "")
+
+
 def _patiently(tries: int) -> bool:
-    """Wait for another process's transaction in steps of a millisecond: they are that short, and
-    SQLite's own steps grow to 100."""
+    """Wait a millisecond for another process's transaction: most are that short, and the pauses of
+    SQLite's own handler grow to 100 ms."""
     sleep_blocking(0.001)
     return tries < BUSY_S * 1000
 
 
+def _parts() -> list[str]:
+    return Path(__file__).with_name("schema.sql").read_text().split("\n-- part ")[1:]
+
+
 def migrate(db: apsw.Connection) -> None:
-    parts = Path(__file__).with_name("schema.sql").read_text().split("\n-- part ")[1:]
+    parts = _parts()
     with _transaction(db):
         version = db.pragma("user_version")
         if version > len(parts):
@@ -218,7 +205,7 @@ def migrate(db: apsw.Connection) -> None:
 
 
 def follow_clock(db: apsw.Connection, wall_ns: int) -> None:
-    """A lease is a span of time: where the clock was set, its end is another moment now."""
+    """Leases are durations: when the clock is set, their ends move with it."""
     step_ms = clock_step_ms(db, wall_ns)
     if step_ms:
         db.execute(
@@ -231,8 +218,8 @@ def follow_clock(db: apsw.Connection, wall_ns: int) -> None:
 
 
 def clock_step_ms(db: apsw.Connection, wall_ns: int) -> int | None:
-    """How far the clock was set since somebody last looked; None where nobody has, or where the
-    machine was started since."""
+    """How far the clock was set since it was last read; None if it never was, or if the machine was
+    restarted since."""
     if not _machine():
         return 0
     seen = db.execute("select machine, wall_ns from clock").fetchone()
@@ -241,8 +228,8 @@ def clock_step_ms(db: apsw.Connection, wall_ns: int) -> int | None:
 
 @functools.cache
 def _machine() -> str:
-    """This start of this machine, with its own count of monotonic time; empty where the system
-    doesn't say, and then no step of the clock can be told."""
+    """Identifies this boot of this machine, and with it its monotonic clock. Empty if the system
+    doesn't tell; then a clock that was set can't be noticed."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
@@ -267,26 +254,31 @@ def _transaction(db: apsw.Connection) -> Iterator[None]:
         raise
 
 
-# What a later try may find otherwise.
+# A later try may succeed.
 _PASSING = (
     apsw.AbortError, apsw.BusyError, apsw.CantOpenError, apsw.ConnectionClosedError,
     apsw.FullError, apsw.InterruptError, apsw.IOError, apsw.LockedError, apsw.NoMemError,
-    apsw.PermissionsError, apsw.ProtocolError, apsw.ReadOnlyError, apsw.SchemaChangeError,
+    apsw.PermissionsError, apsw.ProtocolError, apsw.SchemaChangeError,
 )  # fmt: skip
 
 
 def _translated(work: Callable[[], T]) -> T:
-    """Say in our words what went wrong in SQLite's."""
+    """Raise SQLite's errors as ours."""
     try:
         return work()
+    except apsw.ReadOnlyError as error:
+        raise StoreUnavailable(
+            f"SQLite can't write to the file: {error}; this user needs the right to write to it "
+            "and to its folder"
+        ) from error
     except _PASSING as error:
         raise StoreUnavailable(f"SQLite: {error}") from error
     except (apsw.NotADBError, apsw.CorruptError) as error:
-        raise StoreIncompatible(f"the file is not a sound SQLite database: {error}") from error
+        raise StoreIncompatible(f"the file is not a valid SQLite database: {error}") from error
     except apsw.TooBigError as error:
-        raise StoreRefused(f"SQLite takes no value of more than 1 GB: {error}") from error
+        raise StoreRefused(f"SQLite accepts no value larger than 1 GB: {error}") from error
     except apsw.Error as error:
         raise StoreRefused(
-            f"SQLite refuses a statement, and always will: {error}. The file was changed by "
-            "somebody else, or this is a bug in Tickwheel: please report it"
+            f"SQLite refuses a statement, and a retry won't help: {error}. Either another program "
+            "changed the file, or this is a bug in Tickwheel: please report it"
         ) from error

@@ -1,4 +1,4 @@
-"""What the embedded store's file survives now, and what an operator should know of it."""
+"""What the embedded store's file survives now, and what an operator should know about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import apsw
 
 from tickwheel.store import Durability, Finding, Level
 
-# Below this a disk is about to refuse jobs.
+# With less free space than this, the disk will soon refuse jobs.
 LITTLE_ROOM = 200 * 1024**2
 
 
@@ -18,7 +18,7 @@ def durability(db: apsw.Connection, path: Path) -> Durability:
     kind = _file_system(path)
     fixes = []
     if not full:
-        fixes.append("drop sync=normal from the store URL: power loss can undo the last commits")
+        fixes.append("remove sync=normal from the store URL: power loss can undo the last commits")
     if kind in ("tmpfs", "ramfs"):
         fixes.append(f"{path} is on {kind}, in memory: move it to a disk")
     if kind in ("nfs", "nfs4", "cifs", "smb3", "9p"):
@@ -34,22 +34,24 @@ def durability(db: apsw.Connection, path: Path) -> Durability:
 
 
 def findings(db: apsw.Connection, path: Path) -> list[Finding]:
-    """The file's size, the room that is left for it, and what its free pages take up."""
+    """The file's size, its free pages, and the space left on its disk."""
     size = db.pragma("page_count") * db.pragma("page_size")
     free = db.pragma("freelist_count") * db.pragma("page_size")
     room = shutil.disk_usage(path.resolve().parent).free
     scarce = room < max(LITTLE_ROOM, size // 10)
-    words = f"{_mib(size)}, of which {_mib(free)} are free; {_mib(room)} left on its disk"
-    fix = "make room: a full disk refuses every job" if scarce else ""
+    words = f"{_size(size)}, {_size(free)} of it unused; {_size(room)} left on its disk"
+    fix = "free some space: a full disk refuses every job" if scarce else ""
     return [Finding(Level.BAD if scarce else Level.OK, "file", words, fix)]
 
 
-def _mib(size: int) -> str:
-    return f"{size / 1024**2:,.1f} MiB"
+def _size(size: int) -> str:
+    if size < 1024**3:
+        return f"{size / 1024**2:,.1f} MiB"
+    return f"{size / 1024**3:,.1f} GiB"
 
 
 def _file_system(path: Path) -> str:
-    """The kind of file system that the path is on; empty where the system doesn't say."""
+    """The kind of file system that the path is on; empty if the system doesn't tell."""
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:

@@ -1,10 +1,10 @@
 """One SQLite library per file and process.
 
 The store's SQLite (apsw) and Python's own (sqlite3, and with it SQLAlchemy, Django, aiosqlite) are
-two libraries. POSIX locks belong to a process, so on one file in one process each lets go of the
-other's locks, and whichever closes last in its own view deletes the log under the other: commits
-vanish. So a store is not opened on a file that something else here has open, and while it is open
-`sqlite3.connect` to that file is refused.
+two libraries. POSIX locks belong to a process, so on one file in one process each releases the
+other's locks, and one that believes it closed the last connection deletes the log under the other:
+commits are lost. So a store doesn't open a file that another library here has open, and while the
+store is open, `sqlite3.connect` to its file is refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ import apsw
 from tickwheel.clock import sleep_blocking
 from tickwheel.errors import BadConfig
 
-# A file by whatever name: its device and its number there.
+# A file, whatever its name: its device and its inode.
 Identity = tuple[int, int]
 
-# What is being closed, or is only looked at, is gone after a moment.
+READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+# A file that is being closed, or only read for a moment, is checked again.
 LOOKS, LOOK_S = 5, 0.01
 
 # The store's connections; a connection that is closed is no longer in `apsw.connections()`.
 _ours: weakref.WeakKeyDictionary[apsw.Connection, Identity] = weakref.WeakKeyDictionary()
+# The file name of each connection of this process, the user's too: a connection that is in use in
+# another thread can't be asked for it.
+_names: weakref.WeakKeyDictionary[apsw.Connection, str] = weakref.WeakKeyDictionary()
 # Files that were open in the parent when this process was forked.
 _inherited: set[Identity] = set()
 # The file that a store is about to open.
@@ -41,7 +46,7 @@ _watching = False
 
 
 def identity(path: str | bytes | os.PathLike[Any]) -> Identity | None:
-    """Which file a path leads to; None where there is none, or none that we may see."""
+    """Which file a path leads to; None if there is none, or none that we may see."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -50,12 +55,12 @@ def identity(path: str | bytes | os.PathLike[Any]) -> Identity | None:
 
 
 def file_of(db: apsw.Connection) -> Identity | None:
-    """The file that a connection of the store's was opened on."""
+    """The file of one of the store's connections."""
     return _ours.get(db)
 
 
-def open_alone(path: Path) -> apsw.Connection:
-    """A connection of the store's to a file that exists; BadConfig where another library has it."""
+def open_alone(path: Path, flags: int = READ_WRITE) -> apsw.Connection:
+    """A connection for the store to an existing file; BadConfig if another library has it open."""
     global _opening
     with _lock:
         _watch_sqlite3()
@@ -64,18 +69,18 @@ def open_alone(path: Path) -> apsw.Connection:
             if file in _inherited:
                 raise BadConfig(
                     f"this process was forked while its parent had {path} open, and SQLite can't "
-                    "use a file in such a child: what it commits may vanish. Fork before the "
-                    "store is first used, or close it before: app.sync.close()"
+                    "use the file in such a child: commits may be lost. Fork before the store is "
+                    "first used, or close it first: app.sync.close()"
                 )
             if file is not None and not _through_apsw(file) and _open_elsewhere(file):
                 raise BadConfig(
-                    f"something in this process has {path} open: Python's sqlite3 perhaps, also "
-                    "by way of SQLAlchemy, Django or aiosqlite. The store brings a SQLite library "
-                    "of its own, and two of them on one file undo each other's locks: close it "
-                    "first, use apsw instead, or keep the jobs in a file of their own, with "
+                    f"something in this process has {path} open, perhaps Python's sqlite3, through "
+                    "SQLAlchemy, Django or aiosqlite. The store has its own SQLite library, and "
+                    "two of them on one file undo each other's locks: close it first, use apsw "
+                    "instead, or keep the jobs in a file of their own, with "
                     "App(…, outbox='sqlite:///your.db')"
                 )
-            db = apsw.Connection(str(path))
+            db = apsw.Connection(str(path), flags)
             if file is not None:
                 _ours[db] = file
             return db
@@ -89,6 +94,12 @@ def is_open(path: Path) -> bool:
     return file is not None and _as_a_store(file)
 
 
+def is_open_by_apsw(path: Path) -> bool:
+    """Whether this process has the file open through apsw, as a store or otherwise."""
+    file = identity(path)
+    return file is not None and _through_apsw(file)
+
+
 def _as_a_store(file: Identity) -> bool:
     return file == _opening or any(_ours.get(each) == file for each in apsw.connections())
 
@@ -99,7 +110,10 @@ def _through_apsw(file: Identity) -> bool:
 
 
 def _file_of(connection: apsw.Connection) -> Identity | None:
-    """The file of a connection of the user's, which may be at work in another thread."""
+    """The file of one of the user's connections. One from before this module was imported must be
+    asked for it."""
+    if connection in _names:
+        return identity(_names[connection])
     for _ in range(LOOKS):
         with contextlib.suppress(apsw.ThreadingViolationError, apsw.ConnectionClosedError):
             return identity(connection.filename)
@@ -108,18 +122,18 @@ def _file_of(connection: apsw.Connection) -> Identity | None:
 
 
 def _open_elsewhere(file: Identity) -> bool:
-    """Whether any descriptor of this process is of that file, and stays so."""
+    """Whether a descriptor of this process is open on that file, and stays open."""
     for _ in range(LOOKS):
         if not any(_is_of(number, file) for number in _descriptors()):
             return False
-        # A connection of sqlite3's that nobody closed is in a cycle, and open until that is found.
+        # A sqlite3 connection that nobody closed is in a cycle, and open until it is collected.
         gc.collect()
         sleep_blocking(LOOK_S)
     return True
 
 
 def _descriptors() -> list[int]:
-    # On Windows there is no such folder; locks belong to handles there and harm nobody.
+    # Windows has no such folder; its locks belong to handles, so two libraries do no harm.
     with contextlib.suppress(OSError):
         return [int(name) for name in os.listdir("/dev/fd")]
     return []
@@ -134,7 +148,7 @@ def _is_of(descriptor: int, file: Identity) -> bool:
 
 
 def _watch_sqlite3() -> None:
-    """Python tells of each connection before it is made; who listens can't be removed again."""
+    """Hear of each connection before Python makes it. An audit hook can't be removed again."""
     global _watching
     if not _watching and os.name == "posix":
         sys.addaudithook(_heard)
@@ -142,7 +156,7 @@ def _watch_sqlite3() -> None:
 
 
 def _heard(event: str, args: tuple[Any, ...]) -> None:
-    # Every event of the interpreter comes by here.
+    # Called for every audit event of the interpreter, so it must be fast.
     if event == "sqlite3.connect":
         _refuse(args[0])
 
@@ -153,14 +167,14 @@ def _refuse(database: Any) -> None:
         if file is not None and _as_a_store(file):
             raise BadConfig(
                 f"{os.fsdecode(path)} is open as a store in this process, and Python's sqlite3 is "
-                "another SQLite library than the store's: two of them on one file undo each "
-                "other's locks. Give an apsw connection, close the store first, or keep the jobs "
-                "in a file of their own, with App(…, outbox='sqlite:///your.db')"
+                "not the store's SQLite library: two libraries on one file undo each other's "
+                "locks. Use an apsw connection, close the store first, or keep the jobs in a file "
+                "of their own, with App(…, outbox='sqlite:///your.db')"
             )
 
 
 def _paths(database: Any) -> list[bytes]:
-    """What a connection may open; the event doesn't say whether `file:` means a URI."""
+    """The paths that a connection may open: the event doesn't tell whether `file:` is a URI."""
     if not isinstance(database, str | bytes | os.PathLike):
         return []
     path = os.fsencode(database)
@@ -173,8 +187,8 @@ def _paths(database: Any) -> list[bytes]:
 
 
 def _after_fork() -> None:
-    """SQLite believes that the child has the parent's locks, which it has not. And another thread
-    may have been about to open a store: it is not in the child."""
+    """In the child, SQLite believes that it has the parent's locks, but it has none. And a thread
+    that was about to open a store does not exist in the child."""
     global _lock, _opening
     _lock, _opening = threading.Lock(), None
     for each in apsw.connections():
@@ -184,5 +198,10 @@ def _after_fork() -> None:
                 _inherited.add(file)
 
 
+def _note(connection: apsw.Connection) -> None:
+    _names[connection] = connection.filename
+
+
+apsw.connection_hooks.append(_note)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -30,14 +30,14 @@ create table job (
     history        text    not null default '[]'
 ) strict;
 
--- A job stands in exactly one of these three, so each stays as small as what it is for: handing
--- out, finding lost leases, and paging or pruning what has ended.
+-- A job is in exactly one of these three, so each stays small: for claiming, for finding leases that
+-- have run out, and for paging through and pruning ended jobs.
 create index job_waiting on job (queue, priority, due_ms) where state = 'waiting';
 create index job_running on job (queue, lease_until_ms) where state = 'running';
 create index job_ended on job (state, queue, ended_ms) where ended_ms is not null;
 create index job_asked on job (worker) where asked = 1;
 
--- Counts are kept by triggers and not by the store's code, so that they stay right whoever writes.
+-- Counts are kept by triggers and not by the store's code, so that they are right whoever writes.
 create table tally (
     queue text    not null,
     state text    not null,
@@ -84,11 +84,42 @@ create table bucket (
 
 -- part 2
 
-alter table job add column started_ms integer;  -- as far as the holder has told
+alter table job add column started_ms integer;  -- once the holder has told the store
 
--- How far the wall clock was from the monotonic one when somebody last looked, and of which start of
--- which machine that is true. Where it has changed, the clock was set, and the leases move along.
+-- The distance of the wall clock from the monotonic clock when they were last read, and the boot of
+-- the machine that it belongs to. If it has changed, the clock was set, and leases move with it.
 create table clock (
     machine text    not null,
     wall_ns integer not null
 ) strict;
+
+-- part 3
+
+alter table job add column traceback text;
+
+-- A parked job has a state of its own here, so that no claim meets it in the index of waiting ones.
+-- This index finds the tasks that have parked jobs, and the jobs of one task.
+create index job_parked on job (queue, task, priority, due_ms) where state = 'parked';
+
+-- part 4
+
+alter table job add column expires_ms integer;
+alter table job add column meta text;      -- JSON, as is the next
+alter table job add column progress text;  -- of the last run, once the holder has told the store
+
+-- Finds jobs by their meta. Kept by triggers, whoever writes; a job without meta has no rows here.
+create table job_meta (
+    name  text    not null,
+    value text    not null,
+    n     integer not null,
+    primary key (name, value, n)
+) strict, without rowid;
+
+create trigger job_meta_added after insert on job when new.meta is not null begin
+    insert into job_meta select key, value, new.n from json_each(new.meta);
+end;
+
+create trigger job_meta_forgotten after delete on job when old.meta is not null begin
+    delete from job_meta
+    where n = old.n and (name, value) in (select key, value from json_each(old.meta));
+end;

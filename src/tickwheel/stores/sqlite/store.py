@@ -3,18 +3,17 @@
 Every step reads what it needs, lets `tickwheel.job` decide, and writes the outcome, inside one
 immediate transaction: durable when it returns (`synchronous=FULL`).
 
-Whole batches cross into SQLite as one JSON text and come back as one. A statement is then a single
-call that runs without Python's lock, so that the event loop works on while SQLite does; row by row,
-each of the thousands of calls would have to win the lock back from it. See docs/adr/0004.
+A batch goes into SQLite as one JSON text and comes back as one. A statement is then a single call
+that runs without Python's lock, so the event loop keeps running; row by row, each of thousands of
+calls would have to win the lock back. See docs/adr/0004.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote
 
 import apsw
 import msgspec
@@ -22,23 +21,25 @@ import msgspec
 from tickwheel.batch import BATCH, BATCH_BYTES, Batcher, portions
 from tickwheel.clock import MS_NS, Clock, SystemClock, wall_ns
 from tickwheel.errors import BadConfig, StoreUnavailable
-from tickwheel.job import Cancelled, Job, Settlement, State
+from tickwheel.ids import new_fence
+from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
-from tickwheel.span import span_ms
 from tickwheel.store import (
+    PARKED_LIMIT,
     Durability,
     Finding,
     Page,
     Query,
     QueueInfo,
+    Tell,
     WorkerInfo,
     job_bytes,
     settlement_bytes,
 )
-from tickwheel.stores.sqlite import health, steps
+from tickwheel.stores.sqlite import browse, health, statements
 from tickwheel.stores.sqlite.file import (
-    Lane,
-    Pulse,
+    ConnectionThread,
     clock_step_ms,
     connect,
     follow_clock,
@@ -46,23 +47,24 @@ from tickwheel.stores.sqlite.file import (
     migrate,
 )
 from tickwheel.stores.sqlite.libraries import is_open
-from tickwheel.throttle import Rate
+from tickwheel.stores.sqlite.notify import ENDED, ChangeWatcher
+from tickwheel.stores.sqlite.url import SqliteOptions
 from tickwheel.transaction import Statement
 
 T = TypeVar("T")
 
-# A node asks less often who wants its jobs stopped than whether there is work: that is a query.
-ASK_S = 0.02
+# The pause between two queries for cancel requests, however often the file changes.
+CANCEL_POLL_S = 0.02
 # A step that waits longer than this for its turn waits for a lock.
 WAITED_MS = 250
-# Between two batches other processes get their turn: they try again each millisecond.
+# A pause between two batches, for other processes to get their turn: they retry every millisecond.
 TURN_S = 0.002
 
 
 class SqliteStore:
     """Keeps jobs in one SQLite file."""
 
-    lanes = 1
+    max_inflight = 1
     own_clock = True
 
     def __init__(
@@ -77,47 +79,32 @@ class SqliteStore:
         self._path = Path(path)
         self._clock = clock or SystemClock()
         self._sync = sync
-        self._writer: Lane | None = None
-        self._reader: Lane | None = None
-        self._pulse: Pulse | None = None
-        self._firing: Batcher[steps.Firing, bool] = Batcher(self._fire, weigh=_firing_bytes)
+        self._writer: ConnectionThread | None = None
+        self._reader: ConnectionThread | None = None
+        self._watcher: ChangeWatcher | None = None
+        self._firing: Batcher[statements.Firing, bool] = Batcher(self._fire, weigh=_firing_bytes)
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock | None = None) -> SqliteStore:
-        """`sqlite:///jobs.db?ahead=500ms`: relative to this folder; four slashes: absolute."""
-        where, _, options = url.removeprefix("sqlite://").partition("?")
-        if not where.startswith("/") or where == "/":
-            raise BadConfig(
-                f"{url!r} names no file: write sqlite:///jobs.db (in this folder) "
-                "or sqlite:////var/lib/jobs.db (an absolute path)"
-            )
-        known = dict(parse_qsl(options))
-        ahead_ms = span_ms(known.pop("ahead", "1s"))
-        sync = known.pop("sync", "full")
-        if sync not in ("full", "normal"):
-            raise BadConfig(f"sync={sync} in {url!r}: it is full (the default) or normal")
-        if known:
-            raise BadConfig(
-                f"unknown option {next(iter(known))!r} in {url!r}: there are ahead, sync"
-            )
-        return cls(unquote(where[1:]), clock=clock, ahead_ms=ahead_ms, sync=sync)
+        options = SqliteOptions.of(url)
+        return cls(options.path, clock=clock, ahead_ms=options.ahead_ms, sync=options.sync)
 
     @property
     def path(self) -> Path:
         """The file."""
         return self._path
 
-    # --- Life
+    # --- Open and close
 
     async def open(self) -> None:
         if self._writer is not None:
             return
-        writer, reader = Lane("writer"), Lane("reader")
+        writer, reader = ConnectionThread("writer"), ConnectionThread("reader")
         try:
             await writer.open(self._path, self._sync)
             await writer.run(migrate, writer.db)
             await reader.open(self._path, self._sync)
-            self._pulse = Pulse(connect(self._path, self._sync))
+            self._watcher = ChangeWatcher(connect(self._path, self._sync))
         except BaseException:
             await reader.close()
             await writer.close()
@@ -125,16 +112,16 @@ class SqliteStore:
         self._writer, self._reader = writer, reader
 
     async def close(self) -> None:
-        writer, reader, pulse = self._writer, self._reader, self._pulse
-        self._writer = self._reader = self._pulse = None
-        if pulse is not None:
-            pulse.close()
+        writer, reader, watcher = self._writer, self._reader, self._watcher
+        self._writer = self._reader = self._watcher = None
+        if watcher is not None:
+            watcher.close()
         # The writer last: the last connection to close folds the log back into the file.
-        for lane in (reader, writer):
-            if lane is not None:
-                await lane.close()
+        for each in (reader, writer):
+            if each is not None:
+                await each.close()
 
-    def twin(self) -> SqliteStore:
+    def new_handle(self) -> SqliteStore:
         return SqliteStore(self._path, clock=self._clock, ahead_ms=self.ahead_ms, sync=self._sync)
 
     async def time_ns(self) -> int:
@@ -145,61 +132,77 @@ class SqliteStore:
         writer = self._open_writer()
         return await writer.run(_step, writer.db, wall_ns(self._clock), step, *args)
 
-    def _open_writer(self) -> Lane:
+    def _open_writer(self) -> ConnectionThread:
         if self._writer is None:
             raise StoreUnavailable("the store is closed")
         return self._writer
 
-    async def _read(self, look: Callable[..., T], *args: Any) -> T:
+    async def _read(self, query: Callable[..., T], *args: Any) -> T:
         if self._reader is None:
             raise StoreUnavailable("the store is closed")
-        return await self._reader.run(look, self._reader.db, *args)
+        return await self._reader.run(query, self._reader.db, *args)
 
-    def _tell(self) -> None:
+    def _notify(self, *topics: str) -> None:
         """Wake this node's own waiters; those of others see the change counter move."""
-        if self._pulse is not None:
-            self._pulse.beat()
+        if self._watcher is not None:
+            self._watcher.notify(*topics)
 
     # --- Jobs
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         added: list[bool] = []
         for part in portions(jobs, job_bytes):
-            added += await self._write(steps.add, part)
-            self._tell()
+            added += await self._write(statements.add, part)
+            self._notify()
         return added
 
     def adding(self, jobs: Sequence[Job], *, driver: str) -> Statement:
         """For a connection of the user's own to the same file; needs SQLite 3.38 or later.
 
-        Where this process has the store open, only apsw will do: see `libraries`.
+        If this process has the store open, it must be an apsw connection: see `libraries`.
         """
         if driver != "apsw" and is_open(self._path):
             raise BadConfig(
-                f"{self._path} is open as a store in this process: give an apsw connection, or "
+                f"{self._path} is open as a store in this process: use an apsw connection, or "
                 "keep the jobs in a file of their own, with App(…, outbox='sqlite:///your.db')"
             )
-        sql, text = steps.adding(jobs)
+        sql, text = statements.adding(jobs)
         return Statement("sqlite", sql, text)
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, now_ms: int, lease_ms: int
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        now_ms: int,
+        lease_ms: int,
+        tasks: Collection[str] = (),
+        call: int | None = None,
+        again: bool = False,
     ) -> list[Job]:
         if not queues or limit < 1:
             return []
+        call = new_fence() if call is None else call
+        if again and (taken := await self._read(browse.claimed_by, call, worker)):
+            held = await self.extend(taken, now_ms=now_ms, lease_ms=lease_ms)
+            if ours := [job for job in held if job is not None]:
+                return ours
         where = {
             "queues": msgspec.json.encode(queues).decode(),
+            "tasks": msgspec.json.encode(list(tasks)).decode(),
+            "call": call,
             "now": now_ms,
             "ahead": self.ahead_ms,
             "limit": min(limit, BATCH),
         }
         writer = self._open_writer()
-        now_ns, step = wall_ns(self._clock), _from_its_turn(steps.claim, lease_ms)
+        now_ns, step = wall_ns(self._clock), _from_its_turn(statements.claim, lease_ms)
         return await writer.run(_claim, writer.db, now_ns, step, where, worker)
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         answers: list[Job | None] = []
-        step = _from_its_turn(steps.extend, lease_ms)
+        step = _from_its_turn(statements.extend, lease_ms)
         for part in portions(jobs, job_bytes):
             answers += await self._write(step, part, now_ms)
         return answers
@@ -207,114 +210,146 @@ class SqliteStore:
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers: list[bool] = []
         for part in portions(settlements, settlement_bytes):
-            answers += await self._write(steps.settle, part, now_ms)
+            answers += await self._write(statements.settle, part, now_ms)
         if any(settlement.state is State.WAITING for settlement in settlements):
-            self._tell()
+            self._notify()
+        else:
+            self._notify(ENDED)
         return answers
 
-    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[Cancelled]:
-        return await self._in_parts(steps.cancel, ids, now_ms)
+    async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelOutcome]:
+        return await self._in_parts(statements.cancel, ids, now_ms)
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
-        return await self._in_parts(steps.rerun, ids, now_ms)
+        return await self._in_parts(statements.rerun, ids, now_ms)
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
-        return await self._in_parts(steps.delete, ids)
+        return await self._in_parts(statements.delete, ids)
 
     async def _in_parts(
         self, step: Callable[..., list[T]], ids: Sequence[str], *args: Any
     ) -> list[T]:
-        """Take a step that answers for the first of the ids that it is given, until all are done.
-        Between two of them it is the turn of others."""
+        """Repeat a step that answers for the first few of its ids until all are answered. In the
+        pauses other processes get their turn."""
         answers: list[T] = []
         while len(answers) < len(ids):
             if answers:
                 await asyncio.sleep(TURN_S)
             part = ids[len(answers) : len(answers) + BATCH]
             answers += await self._write(step, part, *args)
-            self._tell()
+            self._notify()
         return answers
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
-        return await self._write(steps.prune, states, before_ms, limit)
+        return await self._write(statements.prune, states, before_ms, limit)
 
     # --- Waiting
 
-    async def wait(self, queues: Sequence[str], *, now_ms: int, until_ms: int) -> None:
-        loop = asyncio.get_running_loop()
-        pulse = self._open_pulse()
-        zero = loop.time() - now_ms / 1000
-        while True:
-            seen = pulse.count
-            next_ms = await self._read(steps.next_claimable_ms, queues, self.ahead_ms)
-            wake_ms = until_ms if next_ms is None else min(next_ms, until_ms)
-            if not await pulse.after(seen, until=zero + wake_ms / 1000):
-                return
+    async def wait(
+        self, queues: Sequence[str], *, now_ms: int, until_ms: int, tasks: Collection[str] = ()
+    ) -> None:
+        async def next_ms(_: int) -> int | None:
+            return await self._read(browse.next_claimable_ms, queues, list(tasks), self.ahead_ms)
 
-    async def asked(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        loop = asyncio.get_running_loop()
-        pulse = self._open_pulse()
-        until = loop.time() + (until_ms - now_ms) / 1000
-        while True:
-            seen = pulse.count
-            ids = await self._read(steps.asked, worker)
-            if ids or not await pulse.after(seen, until=until):
-                return ids
-            await asyncio.sleep(ASK_S)
+        await self._open_watcher().until_due((), next_ms, now_ms=now_ms, until_ms=until_ms)
 
-    def _open_pulse(self) -> Pulse:
-        if self._pulse is None:
+    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+        async def find() -> list[str]:
+            return await self._read(browse.cancel_requests, worker)
+
+        return await self._open_watcher().until_found(
+            (), find, now_ms=now_ms, until_ms=until_ms, rest_s=CANCEL_POLL_S
+        )
+
+    async def watch_ended(
+        self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
+    ) -> None:
+        """The file doesn't say what has changed, so each change leads to a query for all of them;
+        with many, these take half of the time at most."""
+        loop, watcher = asyncio.get_running_loop(), self._open_watcher()
+        rested = 0.0
+
+        async def look(_: int) -> int | None:
+            nonlocal rested
+            await asyncio.sleep(rested - loop.time())
+            start = loop.time()
+            for some in portions(list(ids)):
+                if ended := await self._read(browse.ended, some):
+                    tell(ended)
+            rested = 2 * loop.time() - start
+            return None
+
+        watcher.watches += 1
+        try:
+            await watcher.until_due([ENDED], look, now_ms=now_ms, until_ms=until_ms)
+        finally:
+            watcher.watches -= 1
+
+    def _open_watcher(self) -> ChangeWatcher:
+        if self._watcher is None:
             raise StoreUnavailable("the store is closed")
-        return self._pulse
+        return self._watcher
 
     # --- Schedules
 
     async def put_schedule(self, schedule: Schedule) -> Schedule:
-        fence = await self._write(steps.put_schedule, schedule)
-        self._tell()
+        fence = await self._write(statements.put_schedule, schedule)
+        self._notify()
         return msgspec.structs.replace(schedule, fence=fence)
 
+    async def replace_schedule(self, schedule: Schedule) -> bool:
+        replaced = await self._write(statements.replace_schedule, schedule)
+        self._notify()
+        return replaced
+
     async def delete_schedule(self, name: str) -> bool:
-        return await self._write(steps.delete_schedule, name)
+        return await self._write(statements.delete_schedule, name)
 
     async def schedules(self) -> list[Schedule]:
-        return await self._read(steps.schedules)
+        return await self._read(browse.schedules)
 
     async def fire(self, schedule: Schedule, jobs: Sequence[Job], *, next_ms: int | None) -> bool:
         return await self._firing.send((schedule, jobs, next_ms))
 
-    async def _fire(self, firings: Sequence[steps.Firing]) -> list[bool]:
+    async def _fire(self, firings: Sequence[statements.Firing]) -> list[bool]:
         """Schedules that are due together share a transaction."""
-        fired = await self._write(steps.fire, firings)
-        self._tell()
+        fired = await self._write(statements.fire, firings)
+        self._notify()
         return fired
 
-    # --- Looking and operating
+    # --- Browsing and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         found: list[Job | None] = []
         while len(found) < len(ids):
-            found += await self._read(steps.get, ids[len(found) : len(found) + BATCH])
+            found += await self._read(browse.get, ids[len(found) : len(found) + BATCH])
         return found
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
-        return await self._read(steps.find, query, cursor, limit)
+        """Jobs with some meta have an index: a table. A task has none: a page scans a thousand jobs
+        for it, and for any filter beside meta."""
+        return await self._read(browse.find, query, cursor, limit)
+
+    async def parked(self) -> list[Job]:
+        jobs = await self.get(await self._read(browse.parked, PARKED_LIMIT))
+        # Some may have been claimed in between.
+        return [job for job in jobs if job is not None and job.parked]
 
     async def queues(self) -> list[QueueInfo]:
-        return await self._read(steps.queues)
+        return await self._read(browse.queues)
 
     async def pause(self, queue: str, paused: bool) -> None:
-        await self._write(steps.pause, queue, paused)
-        self._tell()
+        await self._write(statements.pause, queue, paused)
+        self._notify()
 
     async def beat(self, worker: WorkerInfo) -> None:
-        await self._write(steps.beat, worker)
+        await self._write(statements.beat, worker)
 
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
-        return await self._read(steps.workers, now_ms)
+        return await self._read(browse.workers, now_ms)
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
-        return await self._write(steps.throttle, key, rate, now_ms)
+        return await self._write(statements.throttle, key, rate, now_ms)
 
     async def durability(self) -> Durability:
         writer = self._open_writer()
@@ -342,24 +377,25 @@ def _claim(
     where: dict[str, Any],
     *args: Any,
 ) -> list[Job]:
-    """Workers ask far more often than there is anything: only then is the file locked."""
-    if not steps.claimable(db, where) and not clock_step_ms(db, now_ns):
+    """Most claims find nothing, so the file is locked only if there is something to claim."""
+    some, parked = browse.claimable(db, where)
+    if not some and not clock_step_ms(db, now_ns):
         return []
-    return _step(db, now_ns, step, where, *args)
+    return _step(db, now_ns, step, where, *args, parked)
 
 
 def _from_its_turn(step: Callable[..., T], lease_ms: int) -> Callable[..., T]:
-    """A step whose leases count from when it gets its turn, however long others had the file
-    locked. Counted from the call, they could be over when the answer comes."""
-    asked_ns = SystemClock().monotonic_ns()
+    """A step whose leases start when it gets its turn. Counted from the call, they could be over
+    when the answer comes, if others had the file locked."""
+    called_ns = SystemClock().monotonic_ns()
 
-    def at_last(*args: Any) -> T:
-        waited_ms = (SystemClock().monotonic_ns() - asked_ns) // MS_NS
+    def in_its_turn(*args: Any) -> T:
+        waited_ms = (SystemClock().monotonic_ns() - called_ns) // MS_NS
         return step(*args, lease_ms + (waited_ms if waited_ms > WAITED_MS else 0))
 
-    return at_last
+    return in_its_turn
 
 
-def _firing_bytes(firing: steps.Firing) -> int:
-    """With so much for each job that a batch by bytes is no more than one by jobs."""
+def _firing_bytes(firing: statements.Firing) -> int:
+    """Each job counts for at least so much that a batch has no more than BATCH jobs."""
     return sum(job_bytes(job) + BATCH_BYTES // BATCH for job in firing[1])

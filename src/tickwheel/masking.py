@@ -1,0 +1,78 @@
+"""Masks passwords and tokens in URLs and drivers' messages, for errors and logs.
+
+Anything not known to be harmless is masked. An unquoted password may contain any character, so a
+login extends to the last `@`, wherever that is.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, unquote
+
+MASK = "***"
+# For a URL with an `@` in the wrong place.
+QUOTE_LOGIN = "in a user name or a password write %40 for @, %2F for /, %3F for ? and %5B for ["
+
+# Options whose values may be shown. All others are masked, names included: what looks like a name
+# may be part of a password that contains an `&`.
+_HARMLESS = {
+    *("ahead", "cluster", "db", "durability", "eviction", "namespace", "pool", "replicas"),
+    *("schema", "shards", "sync", "timeout"),
+    *("application_name", "connect_timeout", "dbname", "host", "hostaddr", "passfile", "port"),
+    *("sslmode", "target_session_attrs", "user"),
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# A file name or a word: it can't contain a password.
+_PLAIN = re.compile(r"[\w./\\~ -]*")
+_WORD = re.compile(r"[\w.%~-]*")
+_HOST = re.compile(r"(\[[\w:.%]+\]|[\w.%~-]*)(:\d{0,5})?")
+_VALUE = re.compile(r"[\w.,:/~-]*")
+_IN_TEXT = re.compile(r"[^\s'\"(]*://\S+|\S+:\S*@\S+|\w*(?:pass|pwd|token)\w*=\S+", re.I)
+# In other URLs, a user without a password may be a token or a password.
+_USER_IS_NO_SECRET = ("postgresql", "postgres")
+
+
+def masked(url: str) -> str:
+    """A store URL, even a mistyped one, without its secrets."""
+    found = _SCHEME.match(url)
+    if found is None:
+        return url if _PLAIN.fullmatch(url) else MASK
+    scheme, rest = found[1].lower(), url[found.end() :]
+    if scheme in ("sqlite", "nats+embedded") and rest.startswith("/"):
+        location, mark, query = rest.partition("?")
+    else:
+        login, at, rest = rest.rpartition("@")
+        server, mark, query = rest.partition("?")
+        location = f"{_login(scheme, login)}{at}{_server(server)}"
+    return f"{found[0]}{location}{mark}{_query(query)}"
+
+
+def scrubbed(text: str, *secrets: str | None) -> str:
+    """A message of a driver or a shell, without these secrets and without those of URLs in it."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        for spelling in (secret, quote(secret), quote(secret, safe=""), repr(secret)[1:-1]):
+            text = text.replace(spelling, MASK)
+    return _IN_TEXT.sub(lambda found: masked(found[0]), text)
+
+
+def _login(scheme: str, login: str) -> str:
+    user, colon, password = login.partition(":")
+    shown = bool(password) or scheme in _USER_IS_NO_SECRET
+    user = user if shown and _WORD.fullmatch(user) else MASK if login else ""
+    return f"{user}{colon}{MASK}" if password else user
+
+
+def _server(text: str) -> str:
+    """Hosts and path; anything else may be part of a password and is masked."""
+    hosts, slash, path = text.partition("/")
+    fit = all(map(_HOST.fullmatch, hosts.split(",")))
+    return f"{hosts if fit else MASK}{slash}{path if _WORD.fullmatch(path) else MASK}"
+
+
+def _query(query: str) -> str:
+    return "&".join(part if _harmless(part) else MASK for part in query.split("&")) if query else ""
+
+
+def _harmless(part: str) -> bool:
+    name, _, value = part.partition("=")
+    return unquote(name) in _HARMLESS and bool(_VALUE.fullmatch(unquote(value)))

@@ -1,0 +1,39 @@
+"""The consumers of a stream: one per queue and priority delivers, dormant ones count jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from tickwheel.stores.nats import steps
+
+_SAFE = re.compile(r"[A-Za-z0-9_]{1,64}")
+
+# Settings that all consumers have.
+SETTINGS = {"ack_policy": "explicit", "max_deliver": -1, "max_ack_pending": 10_000}
+
+# What the dormant consumers of a queue count: jobs of these kinds.
+RUNNING = "run"
+COUNTED = {
+    RUNNING: (*steps.RUNNING, *steps.CANCELLING),
+    **{kind: (kind,) for kind in (steps.WAITING, steps.PARKED, *steps.ENDED.values())},
+}
+
+
+def consumer_name(queue: str, kind: str) -> str:
+    """A valid name for NATS; it has the queue's name if possible, for operators."""
+    if _SAFE.fullmatch(queue):
+        return f"{queue}-{kind}"
+    return f"={hashlib.blake2b(queue.encode(), digest_size=10).hexdigest()}-{kind}"
+
+
+def is_changed(consumer: dict[str, Any]) -> bool:
+    """Whether somebody changed the settings of a consumer."""
+    return any(consumer["config"].get(name) != value for name, value in SETTINGS.items())
+
+
+def is_source(consumer: dict[str, Any]) -> bool:
+    """Whether it delivers ready messages."""
+    kind: str = consumer["config"]["metadata"].get("kind", "")
+    return kind not in COUNTED

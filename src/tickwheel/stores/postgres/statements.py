@@ -1,0 +1,492 @@
+"""The PostgreSQL store's statements: each function is one step, on a given connection.
+
+A step is one statement: one transaction and one round trip. Only if `tickwheel.job` needs the whole
+job to decide (its lease ran out) is the job read first, and written if it has not changed since.
+Nothing stays locked from one round trip to the next: if a node were cut off in between, the server
+would keep its locks until TCP gives up.
+
+A batch goes into a statement as one JSON text. A step names the rows that it changes in the order
+of their ids, so that two batches never deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from tickwheel import job as life
+from tickwheel.batch import portions
+from tickwheel.errors import StoreUnavailable
+from tickwheel.ids import new_fence
+from tickwheel.job import CancelOutcome, Job, Progress, Run, Settlement, State
+from tickwheel.limit import MS_NS, Rate, admit
+from tickwheel.schedule import Schedule
+from tickwheel.store import WorkerInfo
+from tickwheel.stores.postgres import rows
+from tickwheel.stores.postgres.pool import Connection
+from tickwheel.stores.postgres.rows import (
+    ROW_BYTES,
+    TRIES,
+    by_id,
+    encode,
+    encoded,
+    new,
+    record,
+    write_jobs,
+)
+
+# How many rows of counts are folded into few at once.
+FOLD = 20_000
+
+# --- Adding
+
+# What `job.added` keeps of a job; the other columns have the defaults that it sets.
+_ADDED = (
+    "id", "task", "payload", "queue", "priority", "due_ms", "created_ms", "retries", "timeout_ms",
+    "attempt", "failures", "takeovers", "worker", "error", "history",
+)  # fmt: skip
+# The same, of jobs that have one of these: columns that came later.
+_WHOLE = (*_ADDED, "expires_ms", "meta", "progress", "traceback")
+
+
+@cache
+def _adding(schema: str, columns: tuple[str, ...]) -> str:
+    return f"""
+        insert into {schema}.job ({", ".join(columns)})
+        select {", ".join(map(new, columns))} from {record(columns)}
+        on conflict do nothing returning id"""
+
+
+def adding(jobs: Sequence[Job], schema: str = "tickwheel") -> tuple[str, dict[str, Any]]:
+    """The statement that adds these jobs, and its parameters, for any psycopg connection.
+
+    It returns the ids that were added, in no order. In the caller's transaction, the jobs exist and
+    workers are told about them once it is committed.
+    """
+    # Plain jobs can be added before the schema is upgraded: a web server of a new release may start
+    # before the first worker. Only jobs from another store have progress or a traceback.
+    whole = any(job.attempt or job.meta is not None or job.expires_ms is not None for job in jobs)
+    return _adding(schema, _WHOLE if whole else _ADDED), {"jobs": encoded(jobs)}
+
+
+async def add(db: Connection, schema: str, jobs: Sequence[Job]) -> list[bool]:
+    cursor = await db.execute(*adding(jobs, schema))
+    if cursor.rowcount == len(jobs):
+        return [True] * len(jobs)
+    return life.which_added(jobs, [id for (id,) in await cursor.fetchall()])
+
+
+# --- Holding
+
+# Only a RUNNING job has a lease, so there is no condition on the state: with one, the server might
+# go through all running jobs to find these.
+
+
+# Most jobs tell no progress, and to look for it in each row takes time: so there are two of each.
+
+
+@cache
+def _extending(schema: str, told: bool) -> str:
+    # `watch_ms` is left alone while it is far enough away: changing it would touch an index. It is
+    # never later than the lease's end.
+    return f"""
+        update {schema}.job set
+            lease_until_ms = %(until)s, started_ms = held.started_ms,
+            progress = {"held.progress::text" if told else "null"},
+            watch_ms = case when watch_ms between %(enough)s and %(until)s then watch_ms
+                            else %(until)s end
+        from json_to_recordset(%(held)s)
+            as held(id text, fence bigint, started_ms bigint{", progress json" if told else ""})
+        where job.id = held.id and job.fence = held.fence and lease_until_ms > %(now)s
+        returning job.id, job.fence, job.asked"""
+
+
+class _Held(msgspec.Struct, omit_defaults=True):
+    id: str
+    fence: int
+    started_ms: int | None = None
+    progress: Progress | None = None
+
+
+async def extend(
+    db: Connection, schema: str, jobs: Sequence[Job], now_ms: int, lease_ms: int
+) -> list[Job | None]:
+    until_ms = now_ms + lease_ms
+    held = [
+        _Held(job.id, job.fence, job.started_ms, _storable_progress(job.progress))
+        for job in sorted(jobs, key=by_id)
+    ]
+    cursor = await db.execute(
+        _extending(schema, any(job.progress is not None for job in jobs)),
+        {
+            "held": encode(held).decode(),
+            "now": now_ms,
+            "until": until_ms,
+            "enough": now_ms + lease_ms // 3,
+        },
+    )
+    ours = {(id, fence): requested for id, fence, requested in await cursor.fetchall()}
+    return [
+        life.extended(
+            life.as_held(job, cancel_requested=requested),
+            job,
+            now_ms=now_ms,
+            lease_ms=lease_ms,
+        )
+        if (requested := ours.get((job.id, job.fence))) is not None
+        else None
+        for job in jobs
+    ]
+
+
+class _Settled(msgspec.Struct, omit_defaults=True):
+    """What a settlement makes of a job; `stopped_…` is for a job that was asked to stop."""
+
+    id: str
+    fence: int
+    state: State
+    ended_ms: int | None
+    stopped_state: State
+    stopped_ended_ms: int | None
+    due_ms: int
+    failures: int
+    error: str | None
+    result: str | None
+    history: tuple[Run, ...]
+    parked: bool = False
+    traceback: str | None = None
+    progress: Progress | None = None
+
+    @classmethod
+    def of(cls, settlement: Settlement) -> _Settled:
+        job = settlement.job
+        error, traceback = _storable(settlement.error), _storable(settlement.traceback)
+        if error is not settlement.error or traceback is not settlement.traceback:
+            settlement = msgspec.structs.replace(settlement, error=error, traceback=traceback)
+        after, stopped = life.settled_either_way(settlement)
+        return cls(
+            id=job.id,
+            fence=job.fence,
+            state=after.state,
+            ended_ms=after.ended_ms,
+            stopped_state=stopped.state,
+            stopped_ended_ms=stopped.ended_ms,
+            due_ms=after.due_ms,
+            failures=after.failures,
+            error=after.error,
+            result=after.result,
+            history=after.history,
+            parked=after.parked,
+            traceback=after.traceback,
+            progress=_storable_progress(after.progress),
+        )
+
+
+def _storable(text: str | None) -> str | None:
+    """The one character that PostgreSQL can't store, and an error may contain anything."""
+    return text.replace("\0", "\\x00") if text is not None and "\0" in text else text
+
+
+def _storable_progress(progress: Progress | None) -> Progress | None:
+    """The task's own words: they must not keep the leases of other jobs from being extended."""
+    if progress is None or "\0" not in progress.words:
+        return progress
+    return Progress(progress.part, _storable(progress.words) or "")
+
+
+@cache
+def _settling(schema: str, told: bool) -> str:
+    return f"""
+        update {schema}.job set
+            state = (case when asked then new.stopped_state else new.state end)::{schema}.state,
+            ended_ms = case when asked then new.stopped_ended_ms else new.ended_ms end,
+            priority = priority - case when new.parked and not asked then 4 else 0 end,
+            due_ms = new.due_ms, failures = new.failures, lease_until_ms = null, watch_ms = null,
+            started_ms = null, asked = false, settled = new.fence, error = new.error,
+            traceback = new.traceback, result = new.result, history = new.history::text,
+            progress = {"new.progress::text" if told else "null"}
+        from json_to_recordset(%(settled)s) as new(
+            id text, fence bigint, state text, ended_ms bigint, stopped_state text,
+            stopped_ended_ms bigint, due_ms bigint, failures integer, error text, result text,
+            history json, parked boolean, traceback text{", progress json" if told else ""})
+        where job.id = new.id and job.fence = new.fence and lease_until_ms > %(now)s
+        returning job.id, new.fence"""
+
+
+async def settle(
+    db: Connection, schema: str, settlements: Sequence[Settlement], now_ms: int
+) -> list[bool]:
+    first = life.first_by_attempt(settlements)
+    rows = [_Settled.of(first[key]) for key in sorted(first)]
+    statement = _settling(schema, any(row.progress is not None for row in rows))
+    cursor = await db.execute(statement, {"settled": encode(rows).decode(), "now": now_ms})
+    taken = set(await cursor.fetchall())
+    if missing := [id for id, fence in first if (id, fence) not in taken]:
+        # This may repeat a settlement whose reply was lost.
+        cursor = await db.execute(
+            f"select id, settled from {schema}.job where id = any(%s)", (missing,)
+        )
+        taken.update(await cursor.fetchall())
+    return [(each.job.id, each.job.fence) in taken for each in settlements]
+
+
+# --- Operators' steps
+
+
+@cache
+def _cancelling(schema: str) -> str:
+    return f"""
+        with lost as materialized (
+            select exists (
+                select from {schema}.job
+                where id = any(%(ids)s) and lease_until_ms <= %(now)s) as any)
+        update {schema}.job set
+            state = case state when 'waiting' then 'cancelled' else state end,
+            ended_ms = case state when 'waiting' then %(now)s::bigint end,
+            asked = state = 'running', priority = priority & 3
+        where id = any(%(ids)s) and not (select lost.any from lost)
+          and (state = 'waiting' or lease_until_ms > %(now)s)
+        returning id, state"""
+
+
+async def cancel(
+    db: Connection, schema: str, ids: Sequence[str], now_ms: int
+) -> list[CancelOutcome]:
+    named = sorted(set(ids))
+    cursor = await db.execute(_cancelling(schema), {"ids": named, "now": now_ms})
+    answers = {
+        id: CancelOutcome.REQUESTED if state == State.RUNNING else CancelOutcome.CANCELLED
+        for id, state in await cursor.fetchall()
+    }
+    if rest := [id for id in named if id not in answers]:
+        answers |= await _cancel_each(db, schema, rest, now_ms)
+    return [answers[id] for id in ids]
+
+
+async def _cancel_each(
+    db: Connection, schema: str, ids: Sequence[str], now_ms: int
+) -> dict[str, CancelOutcome]:
+    """Cancel jobs that have ended, are unknown, or whose lease has run out."""
+    answers = dict.fromkeys(ids, CancelOutcome.UNKNOWN)
+    rest = list(ids)
+    for _ in range(TRIES):
+        cursor = await db.execute(
+            f"select id, {ROW_BYTES}, ended_ms is not null from {schema}.job where id = any(%s)",
+            (rest,),
+        )
+        found = await cursor.fetchall()
+        answers |= {id: CancelOutcome.TOO_LATE for id, _, ended in found if ended}
+        live, rest = [(id, size) for id, size, ended in found if not ended], []
+        for some in portions(live, itemgetter(1)):
+            seen = await rows.marked(db, schema, [id for id, _ in some])
+            told = {id: life.cancel(job, now_ms=now_ms) for id, (_, job) in seen.items()}
+            changes = [(seen[id][0], job) for id, (_, job) in told.items()]
+            written = await write_jobs(db, schema, changes)
+            answers |= {id: answer for id, (answer, _) in told.items() if id in written}
+            rest += [id for id in told if id not in written]
+        if not rest:
+            return answers
+    raise StoreUnavailable(
+        f"{len(rest)} jobs kept changing while they were being cancelled; try again"
+    )
+
+
+# Not the condition of the index of ended jobs: with that one, the server might go through all of
+# them to find the few that are named.
+_HAS_ENDED = "state in ('done', 'dead', 'cancelled')"
+
+
+async def rerun(db: Connection, schema: str, ids: Sequence[str], now_ms: int) -> list[bool]:
+    cursor = await db.execute(
+        f"""update {schema}.job set state = 'waiting', priority = priority & 3, due_ms = %s,
+                expires_ms = null, failures = 0, takeovers = 0, ended_ms = null, error = null,
+                traceback = null, result = null
+            where id = any(%s) and {_HAS_ENDED} returning id""",
+        (now_ms, sorted(set(ids))),
+    )
+    ended = {id for (id,) in await cursor.fetchall()}
+    return [id in ended for id in ids]
+
+
+async def delete(db: Connection, schema: str, ids: Sequence[str]) -> list[bool]:
+    cursor = await db.execute(
+        f"delete from {schema}.job where id = any(%s) and {_HAS_ENDED} returning id",
+        (sorted(set(ids)),),
+    )
+    ended = {id for (id,) in await cursor.fetchall()}
+    return [id in ended for id in ids]
+
+
+async def prune(
+    db: Connection, schema: str, states: Sequence[State], before_ms: int, limit: int
+) -> int:
+    cursor = await db.execute(
+        f"""delete from {schema}.job where ctid = any(array(
+                select old.ctid
+                from (select distinct queue from {schema}.tally) as known,
+                     unnest(%s::{schema}.state[]) as wanted(state),
+                     lateral (select ctid from {schema}.job
+                              where state = wanted.state and queue = known.queue
+                                and ended_ms < %s
+                              order by ended_ms limit %s for update skip locked) as old
+                limit %s))""",
+        ([state.value for state in states], before_ms, limit, limit),
+    )
+    return cursor.rowcount
+
+
+# --- Schedules
+
+
+@cache
+def _firing(schema: str) -> str:
+    return f"""
+        with moved as (
+            update {schema}.schedule set next_ms = %(next)s,
+                last_id = coalesce(%(last)s, last_id), fence = %(fence)s
+            where name = %(name)s and fence = %(old)s returning name),
+        fired as (
+            insert into {schema}.job ({", ".join(_WHOLE)})
+            select {", ".join(map(new, _WHOLE))} from {record(_WHOLE)}
+            where exists (select from moved)
+            on conflict do nothing)
+        select count(*) from moved"""
+
+
+async def fire(
+    db: Connection, schema: str, schedule: Schedule, jobs: Sequence[Job], next_ms: int | None
+) -> bool:
+    cursor = await db.execute(
+        _firing(schema),
+        {
+            "name": schedule.name,
+            "old": schedule.fence,
+            "next": next_ms,
+            "last": jobs[-1].id if jobs else None,
+            "fence": new_fence(),
+            "jobs": encoded(jobs),
+        },
+    )
+    return await cursor.fetchone() == (1,)
+
+
+async def put_schedule(db: Connection, schema: str, schedule: Schedule) -> Schedule:
+    # Random, so that no earlier schedule of the same name had it.
+    schedule = msgspec.structs.replace(schedule, fence=new_fence())
+    await db.execute(
+        f"""insert into {schema}.schedule (name, rule, next_ms, paused, last_id, fence)
+            values (%s, %s, %s, %s, %s, %s)
+            on conflict (name) do update set
+                rule = excluded.rule, next_ms = excluded.next_ms, paused = excluded.paused,
+                last_id = excluded.last_id, fence = excluded.fence""",
+        (
+            schedule.name,
+            schedule.rule,
+            schedule.next_ms,
+            schedule.paused,
+            schedule.last_id,
+            schedule.fence,
+        ),
+    )
+    return schedule
+
+
+async def replace_schedule(db: Connection, schema: str, schedule: Schedule) -> bool:
+    cursor = await db.execute(
+        f"""update {schema}.schedule
+            set rule = %s, next_ms = %s, paused = %s, last_id = %s, fence = %s
+            where name = %s and fence = %s""",
+        (
+            schedule.rule,
+            schedule.next_ms,
+            schedule.paused,
+            schedule.last_id,
+            new_fence(),
+            schedule.name,
+            schedule.fence,
+        ),
+    )
+    return cursor.rowcount > 0
+
+
+async def delete_schedule(db: Connection, schema: str, name: str) -> bool:
+    cursor = await db.execute(f"delete from {schema}.schedule where name = %s", (name,))
+    return cursor.rowcount > 0
+
+
+# --- Queues and their counts
+
+
+async def pause(db: Connection, schema: str, queue: str, paused: bool) -> None:
+    if paused:
+        await db.execute(
+            f"insert into {schema}.paused values (%s) on conflict do nothing", (queue,)
+        )
+    else:
+        await db.execute(
+            f"""with gone as (delete from {schema}.paused where queue = %s returning queue)
+                select {schema}.tell('q', queue) from gone""",
+            (queue,),
+        )
+
+
+async def fold(db: Connection, schema: str) -> None:
+    """Sum up many rows of counts in a few. Rows that another session is folding are skipped."""
+    await db.execute(
+        f"""with folded as (
+                delete from {schema}.tally where ctid = any(array(
+                    select ctid from {schema}.tally limit %s for update skip locked))
+                returning queue, state, jobs)
+            insert into {schema}.tally
+            select queue, state, sum(jobs) from folded group by queue, state
+            having sum(jobs) <> 0""",
+        (FOLD,),
+    )
+
+
+# --- Workers and buckets
+
+
+async def beat(db: Connection, schema: str, worker: WorkerInfo) -> None:
+    """Note that the worker is alive, and delete workers that are gone."""
+    await db.execute(
+        f"""with gone as (
+                delete from {schema}.worker where ctid = any(array(
+                    select ctid from {schema}.worker
+                    where name <> %(name)s and gone_ms < %(seen)s for update skip locked)))
+            insert into {schema}.worker values (%(name)s, %(info)s, %(gone)s)
+            on conflict (name) do update set info = excluded.info, gone_ms = excluded.gone_ms""",
+        {
+            "name": worker.name,
+            "info": msgspec.json.encode(worker).decode(),
+            "seen": worker.seen_ms,
+            "gone": worker.seen_ms + worker.gone_after_ms,
+        },
+    )
+
+
+async def remove_worker(db: Connection, schema: str, name: str) -> None:
+    await db.execute(f"delete from {schema}.worker where name = %s", (name,))
+
+
+async def throttle(db: Connection, schema: str, key: str, rate: Rate, now_ms: int) -> int:
+    """`limit.admit` in one statement; if no token is left, the mark says how long to wait."""
+    cost_ns = -(-rate.period_ms * MS_NS // rate.limit)
+    now_ns = now_ms * MS_NS
+    cursor = await db.execute(
+        f"""insert into {schema}.bucket as b values (%(key)s, %(now)s + %(cost)s)
+            on conflict (key) do update
+            set full_at_ns = greatest(b.full_at_ns, %(now)s) + %(cost)s
+            where greatest(b.full_at_ns, %(now)s) - %(spare)s <= %(now)s
+            returning full_at_ns""",
+        {"key": key, "now": now_ns, "cost": cost_ns, "spare": cost_ns * (rate.burst - 1)},
+    )
+    if await cursor.fetchone() is not None:
+        return 0
+    cursor = await db.execute(f"select full_at_ns from {schema}.bucket where key = %s", (key,))
+    [mark] = await cursor.fetchone() or [None]
+    return max(admit(mark, rate, now_ms)[1], 1)

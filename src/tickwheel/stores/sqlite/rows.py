@@ -1,0 +1,105 @@
+"""A job as a row of SQLite's, both ways: batches go in and come out as one JSON text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import apsw
+import msgspec
+
+from tickwheel.batch import BATCH_BYTES
+from tickwheel.job import Job
+
+encode = msgspec.json.encode
+
+
+def _object(columns: dict[str, str]) -> str:
+    pairs = (f"'{name}', {column}" for name, column in columns.items())
+    return f"json_object({', '.join(pairs)})"
+
+
+# The state of a Job: a parked job has one of its own in the file.
+STATE = "iif(state = 'parked', 'waiting', state)"
+_JSON = ("meta", "progress", "history")
+_FIELDS = {
+    field: f"json({field})" if field in _JSON else field
+    for field in Job.__struct_encode_fields__
+    if field != "parked"
+}
+# One job as one JSON object; its keys are the fields of Job.
+JOB = _object(_FIELDS | {"state": STATE, "parked": "state = 'parked'"})
+# The same for a job that is not parked.
+UNPARKED = _object(_FIELDS)
+# How many bytes a job has; SQLite knows it without reading them. Only errors have a traceback.
+SIZE = (
+    "octet_length(payload) + octet_length(history)"
+    " + iif(error is null, 0, octet_length(error) + ifnull(octet_length(traceback), 0))"
+    " + ifnull(octet_length(result), 0) + ifnull(octet_length(meta), 0)"
+    " + ifnull(octet_length(progress), 0)"
+)
+# Whether a job still fits in the batch; `total` is the size of all jobs up to and with this one.
+FITS = "(total <= :bytes or total = size)"
+# Not strict, because `asked` and `parked` are 0 or 1 in the file, and bools in a Job.
+numbered_jobs = msgspec.json.Decoder(list[tuple[int, Job]], strict=False)
+
+# --- Reading
+
+
+def read_jobs(db: apsw.Connection, ids: Sequence[str]) -> dict[str, tuple[int, Job]]:
+    text = db.execute(
+        f"""select json_group_array(json_array(n, {JOB})) from job
+            where id in (select value from json_each(?))""",
+        (encode(ids).decode(),),
+    ).get
+    return {job.id: (n, job) for n, job in numbered_jobs.decode(text)}
+
+
+def fitting(db: apsw.Connection, ids: Sequence[str]) -> Sequence[str]:
+    """The first of these ids, as many as fit in one batch."""
+    if len(ids) == 1:
+        return ids
+    count = db.execute(
+        f"""select count(*) from (
+                select size, sum(size) over (order by key rows unbounded preceding) as total from (
+                    select ids.key, ifnull({SIZE}, 0) as size
+                    from json_each(:ids) as ids left join job on job.id = ids.value))
+            where {FITS}""",
+        {"ids": encode(ids).decode(), "bytes": BATCH_BYTES},
+    ).get
+    return ids[:count]
+
+
+# --- Writing
+
+_CHANGED = (
+    "state", "due_ms", "attempt", "fence", "failures", "takeovers", "worker", "lease_until_ms",
+    "started_ms", "asked", "settled", "ended_ms", "error", "traceback", "result", "history",
+)  # fmt: skip
+
+
+def _updating(progress: str) -> str:
+    columns = (f"{name} = new.value ->> {i + 1}" for i, name in enumerate(_CHANGED))
+    return f"""
+        update job set {", ".join(columns)}, progress = {progress}
+        from json_each(?) as new where job.n = new.value ->> 0"""
+
+
+# Most jobs tell no progress, and to look for it in each row takes time.
+_UPDATE, _UPDATE_TOLD = _updating("null"), _updating(f"new.value ->> {len(_CHANGED) + 1}")
+
+
+def write_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None:
+    """Write what a step made of these jobs."""
+    if not changes:
+        return
+    told = any(job.progress is not None for _, job in changes)
+    rows = [
+        (
+            n, "parked" if job.parked else job.state, job.due_ms, job.attempt, job.fence,
+            job.failures, job.takeovers, job.worker, job.lease_until_ms, job.started_ms,
+            int(job.cancel_requested), job.settled, job.ended_ms, job.error, job.traceback,
+            job.result, job.history, *([job.progress] if told else []),
+        )
+        for n, job in changes
+    ]  # fmt: skip
+    db.execute(_UPDATE_TOLD if told else _UPDATE, (encode(rows).decode(),))
