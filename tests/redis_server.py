@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from freezing import freeze
+
 START_S = 20
 
 
@@ -109,7 +111,8 @@ class RedisServer:
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+        if self._process is not None:
+            freeze(self._process.pid)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)

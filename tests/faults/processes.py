@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from freezing import freeze, thaw
 
 HERE = Path(__file__).parent
 LEASE_S = 1.5
@@ -46,10 +47,10 @@ class WorkerProcess:
         self._process.wait(10)
 
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        thaw(self.pid)
 
     def died(self) -> bool:
         return self._process.poll() is not None

@@ -18,6 +18,7 @@ from nats_books import Books, Words, now_ms
 from nats_partition import NODES, partitioned
 from processes import running_shop
 
+from freezing import freeze, thaw
 from tickwheel import App, State, Task
 from tickwheel.errors import StoreError, StoreUnavailable
 from tickwheel.job import CancelOutcome
@@ -52,7 +53,7 @@ async def three(folder: Path) -> AsyncIterator[Cluster]:
     finally:
         for node in nodes.nodes:
             with contextlib.suppress(ProcessLookupError):
-                node.resume()
+                thaw(node.pid)
         await nodes.stop()
 
 
@@ -139,9 +140,9 @@ async def killed(node: Server, dice: random.Random) -> None:
 
 async def frozen(node: Server, dice: random.Random) -> None:
     """Long enough that the others choose another leader."""
-    node.pause()
+    freeze(node.pid)
     await asyncio.sleep(dice.uniform(5, 7))
-    node.resume()
+    thaw(node.pid)
 
 
 @pytest.mark.parametrize(("fault", "times"), [(killed, 3), (frozen, 1)])

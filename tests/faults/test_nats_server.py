@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.js.api import StreamConfig
 from processes import wait_until
 
+from freezing import freeze, thaw
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.stores.nats.servers import process as nats_process
 from tickwheel.stores.nats.servers.cluster import Cluster, start_cluster
@@ -239,12 +240,12 @@ async def test_a_secure_server_wants_its_password(tmp_path: Path) -> None:
 
 async def test_a_frozen_server_can_still_be_stopped(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
-        server.pause()
+        freeze(server.pid)
         assert await server.monitor("varz") is None
         assert server.alive
-        server.resume()
+        thaw(server.pid)
         assert await server.monitor("varz") is not None
-        server.pause()
+        freeze(server.pid)
         await server.stop()
         assert gone(server.pid)
         assert "Server Exiting" in server.last_words(), "it was killed"
@@ -381,7 +382,7 @@ async def test_strict_does_not_join_fast(tmp_path: Path) -> None:
 
 async def test_joining_a_frozen_server_ends_in_an_error(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
-        server.pause()
+        freeze(server.pid)
         with pytest.raises(StoreUnavailable, match="did not answer"):
             await Embedded(tmp_path, patience_s=0.5).ensure()
 
@@ -506,10 +507,10 @@ async def test_a_cluster_survives_a_frozen_node(tmp_path: Path) -> None:
         [other, frozen] = [node for node in made.nodes if node is not leader]
         async with connected(other.url) as client:
             await keep(client, "before", replicas=3)
-            frozen.pause()
+            freeze(frozen.pid)
             await add(client, "without it")
             assert await kept(client) == "without it"
-            frozen.resume()
+            thaw(frozen.pid)
             await made.ready()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+from freezing import freeze, thaw
 from judge.faults import DISK, LINE, PROCESS
 from postgres_server import PostgresServer
 from redis_server import RedisCluster, RedisServer
@@ -248,9 +249,9 @@ class Nats(Scene):
         await self._server.start()
 
     async def frozen(self, seconds: float) -> None:
-        self._server.pause()
+        freeze(self._server.pid)
         await asyncio.sleep(seconds)
-        self._server.resume()
+        thaw(self._server.pid)
 
 
 class NatsCluster(Scene):
@@ -293,9 +294,9 @@ class NatsCluster(Scene):
 
     async def frozen(self, seconds: float) -> None:
         node = self._next()
-        node.pause()
+        freeze(node.pid)
         await asyncio.sleep(seconds)
-        node.resume()
+        thaw(node.pid)
 
 
 SCENES: dict[str, type[Scene]] = {

@@ -120,13 +120,6 @@ class Server:
                 os.kill(self.pid, signal.SIGKILL)
         await self.stop()
 
-    def pause(self) -> None:
-        """Freeze it: it keeps its port and its folder, but does nothing."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
     async def ended(self) -> None:
         """Return when the process has ended, for whatever reason."""
         await until(lambda: not self.alive, None, every_s=SLOW_POLL_S)
