@@ -26,6 +26,7 @@ from tickwheel.stores.sqlite.rows import (
     STATE,
     UNPARKED,
     encode,
+    finish_jobs,
     fitting,
     numbered_jobs,
     read_jobs,
@@ -231,7 +232,7 @@ def extend(
 def settle(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) -> list[bool]:
     claims = _claims_on(db, [settlement.job.id for settlement in settlements])
     answers, changes = life.settle(settlements, claims, now_ms=now_ms)
-    write_jobs(db, [(claims[id].n, job) for id, job in changes.items()])
+    finish_jobs(db, [(claims[id].n, job) for id, job in changes.items()])
     return answers
 
 
