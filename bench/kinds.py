@@ -20,6 +20,7 @@ from tickwheel.stores.nats.servers.process import start_server
 # Uses the same servers as the tests.
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
+from callers import heard_late_s as heard_late_s
 from postgres_server import PostgresServer
 from redis_server import RedisServer
 
@@ -34,6 +35,8 @@ class Goals:
     p99_ms: float
     # How many times faster 1,000 concurrent enqueues must be than one after the other.
     together: float | None = None
+    # How long after the end of a job its caller may have the result, in the median.
+    heard_ms: float = 3
     # How many times faster than one by one jobs must drain in batches.
     batched: float | None = None
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import apsw
 
-from bench.kinds import KINDS, Fresh, Goals, Kind, Served
+from bench.kinds import KINDS, Fresh, Goals, Kind, Served, heard_late_s
 from bench.report import Report, Row
 from tickwheel import App, Job
 
@@ -254,6 +254,21 @@ async def bare_timers(count: int) -> list[float]:
     return sorted(late)
 
 
+# --- Results
+
+CALLERS = 1_000
+
+
+def results(report: Report, fresh: Fresh, goals: Goals) -> None:
+    """Callers that wait for results of a worker in another process."""
+    with on(fresh) as subject, tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
+        late = sorted(heard_late_s(subject.url, Path(folder), CALLERS, app=subject.app))
+    p50_ms, p99_ms = statistics.median(late) * 1000, late[int(len(late) * 0.99)] * 1000
+    name, most = f"{CALLERS:,} callers wait: from the end of a job to its result", goals.heard_ms
+    report.add(Row(f"{name}, p50", p50_ms, "ms", goal=under(most), met=p50_ms < most))
+    report.add(Row(f"{name}, p99", p99_ms, "ms"))
+
+
 # --- Memory
 
 
@@ -313,6 +328,7 @@ def run(kind: str = "sqlite", *, quick: bool) -> Report:
         asyncio.run(adding(report, fresh, goals, 100_000 // scale))
         asyncio.run(draining(report, fresh, KINDS[kind], 100_000 // scale, 1_000_000 // scale))
         asyncio.run(punctuality(report, fresh, goals, 100_000 // scale, 2_000 // scale))
+        results(report, fresh, goals)
     with KINDS[kind].serve() as served:
         memory(report, served, 1_000_000 // scale)
     return report

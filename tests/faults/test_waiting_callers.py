@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, cast
@@ -21,6 +16,7 @@ import psycopg
 import pytest
 from redis.asyncio import Redis
 
+from callers import heard_late_s
 from postgres_server import shared_server
 from stores import nats_server, redis_server
 from tickwheel import App, JobCancelled, ends
@@ -33,8 +29,6 @@ pytestmark = pytest.mark.slow
 Patch = pytest.MonkeyPatch
 
 CALLERS = 1000
-# The first of them ends after this long, the last one after this long again.
-DELAY_S, SPREAD_S = 2.0, 3.0
 # The median is 1 to 2 ms on a machine with nothing else to do. Callers that poll are late by 140 ms
 # and more.
 LATE_S = 0.05
@@ -60,54 +54,13 @@ class Counting(FaultyStore):
         return super().__getattr__(name)
 
 
-@contextmanager
-def worker(url: str, record: Path) -> Iterator[None]:
-    """Writes its record at the end."""
-    process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("ending_worker.py")],
-        env={**os.environ, "TICKWHEEL_STORE": url, "RECORD": str(record)},
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"ready\n"
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
-        process.stdout.close()
-
-
 @pytest.mark.parametrize("kind", URLS)
 def test_a_thousand_callers_hear_of_the_end_soon_and_with_few_calls(
     kind: str, tmp_path: Path
 ) -> None:
-    url, record, calls = URLS[kind](tmp_path), tmp_path / "record", Counter[str]()
-    woke: dict[str, int] = {}
-
-    async def main() -> None:
-        app = App(cast(Store, Counting(open_store(url), calls)))
-
-        @app.task
-        async def echo(n: int) -> int:
-            return n
-
-        async def call(n: int) -> None:
-            assert await jobs[n].result(timeout=120) == n
-            woke[jobs[n].id] = time.monotonic_ns()
-
-        async with app:
-            due = [DELAY_S + SPREAD_S * n / CALLERS for n in range(CALLERS)]
-            jobs = await asyncio.gather(
-                *(echo.using(delay=delay).enqueue(n) for n, delay in enumerate(due))
-            )
-            calls.clear()
-            await asyncio.gather(*map(call, range(CALLERS)))
-
-    with worker(url, record):
-        asyncio.run(main())
-    ended = json.loads(record.read_text())
-    late_s = [(woke[id] - ended[id]) / 1e9 for id in woke]
+    url, calls = URLS[kind](tmp_path), Counter[str]()
+    app = App(cast(Store, Counting(open_store(url), calls)))
+    late_s = heard_late_s(url, tmp_path, CALLERS, app=app, waiting=calls.clear)
     assert len(late_s) == CALLERS
     assert statistics.median(late_s) < LATE_S
     # Each end costs at most a read. Callers that polled made three to eighteen times as many.
