@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import CodeType
 from typing import Any
 
+from tickwheel.batch import BATCH
 from tickwheel.clock import Clock, StoreClock
 from tickwheel.concurrency import first_of
 from tickwheel.duration import duration_text
@@ -158,7 +159,7 @@ class Worker:
         while not self._stopping.is_set():
             room = self._room()
             claimed = await self._claim(room)
-            if claimed < room or not room:
+            if claimed < min(room, BATCH) or not room:
                 await self._wait_for_work(room)
         await self._wind_up(grace_s=self._options.grace_ms / 1000)
 
