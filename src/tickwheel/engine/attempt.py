@@ -80,6 +80,7 @@ class Runner:
         wait for other jobs, by pool. `waits` is called when a run that has begun has to wait for a
         thread or a child process: its time stands still until it has begun again."""
         self._clock = clock
+        self.now_ms = clock.now_ms
         lent = lent or {}
         # Twice as many: a thread can't be killed, so one that timed out stays while the next job
         # takes its place. More for those that wait for other jobs.
@@ -161,14 +162,16 @@ class Runner:
             return await self._call(batch, definition, [items], kwargs, began)
         return await self._surrounded(batch, definition, [items], kwargs, began)
 
-    def returned(self, held: Held, definition: Definition, value: Any) -> Settlement:
-        """Settle a run that returned."""
+    def returned(
+        self, held: Held, definition: Definition, value: Any, ended_ms: int | None = None
+    ) -> Settlement:
+        """Settle a run that returned, now or at `ended_ms`."""
         assert held.started_ms is not None
         result, problem = encode_result(value, limit=self._result_limit, returns=definition.returns)
         return done(
             held.job,
             started_ms=held.started_ms,
-            ended_ms=self._clock.now_ms(),
+            ended_ms=self.now_ms() if ended_ms is None else ended_ms,
             result=result,
             error=problem,
         )

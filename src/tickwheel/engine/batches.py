@@ -38,11 +38,12 @@ async def attempt(
         for member in batch.called:
             member.outside = batch.outside
         return settlements + _all_raised(runner, batch.called, definition, error)
+    now_ms = runner.now_ms()
     for index, member in enumerate(batch.called):
         if index in errors:
             settlement = runner.raised(member, definition, errors[index])
         else:
-            settlement = runner.returned(member, definition, results[index])
+            settlement = runner.returned(member, definition, results[index], now_ms)
         settlements.append((member, settlement))
     return settlements
 

@@ -38,7 +38,8 @@ class Gathering:
     def add(self, since_ms: int) -> None:
         """Count one more, which waits since then."""
         self.count += 1
-        self.ripe_ms = min(self.ripe_ms, since_ms + self.linger_ms)
+        if since_ms + self.linger_ms < self.ripe_ms:
+            self.ripe_ms = since_ms + self.linger_ms
 
     def ripe(self, now_ms: int) -> bool:
         """Whether a call should start now."""

@@ -301,12 +301,12 @@ class Hand:
     # --- Batches
 
     def _gather(self, held: Held, order: int) -> None:
-        job, definition = held.job, held.definition
-        gathering = self.gathered.get(_key(held))
+        job, definition, key = held.job, held.definition, _key(held)
+        gathering = self.gathered.get(key)
         if gathering is None:
             assert definition is not None and definition.batch is not None
             gathering = Gathering(held.pool, held.limit, definition.batch.linger_ms)
-            self.gathered[_key(held)] = gathering
+            self.gathered[key] = gathering
         heapq.heappush(gathering.entries, (-job.priority, job.due_ms, order, job.id))
         gathering.add(_lingers_since(held))
         held.gathering = gathering

@@ -542,21 +542,20 @@ class Runs:
             self._forget(held)
             return
         self.hand.settle(held)
-        self._settling.submit(settlement, partial(self._settled, held, settlement, tries=1))
+        self._settling.submit(settlement, partial(self._settled, held, settlement, 1))
 
     def _settled(
         self,
         held: Held,
         settlement: Settlement,
+        tries: int,
         kept: bool | None,
         error: BaseException | None,
-        *,
-        tries: int,
     ) -> None:
         cancelled = isinstance(error, asyncio.CancelledError)
         if cancelled and tries == 1 and not self._closed:
             # Everything on the loop was cancelled, including the writer: submit again.
-            self._settling.submit(settlement, partial(self._settled, held, settlement, tries=2))
+            self._settling.submit(settlement, partial(self._settled, held, settlement, 2))
             return
         if error is not None and not cancelled:
             words = "its outcome could not be stored, so it runs again"

@@ -10,7 +10,7 @@ import functools
 import heapq
 import itertools
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
@@ -66,7 +66,7 @@ class MemoryStore:
         self._ready_order: dict[str, int] = {}
         self._order = itertools.count()
         self._paused: set[str] = set()
-        self._counts: dict[str, Counter[State]] = {}
+        self._counts: defaultdict[str, Counter[State]] = defaultdict(Counter)
         self._schedules: dict[str, Schedule] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._buckets: dict[str, int] = {}
@@ -281,11 +281,10 @@ class MemoryStore:
     def _put(self, job: Job) -> None:
         """The one place where a job changes: keeps wheels and counts in step with it."""
         before = self._jobs.get(job.id)
-        counts = self._counts.setdefault(job.queue, Counter())
+        counts = self._counts[job.queue]
         if before is not None:
             counts[before.state] -= 1
-            self._due.remove(job.id)
-            self._leases.remove(job.id)
+            (self._leases if before.state is State.RUNNING else self._due).remove(job.id)
             self._ready_order.pop(job.id, None)
         counts[job.state] += 1
         self._jobs[job.id] = job
