@@ -318,17 +318,20 @@ class Hand:
         taken: list[Held] = []
         if gathering is None or held.suspect:
             return taken
-        size = len(held.job.payload)
-        while len(taken) + 1 < held.limit and self._top(gathering.entries):
-            each = self._held[gathering.entries[0][3]]
+        size, entries = len(held.job.payload), gathering.entries
+        while len(taken) + 1 < held.limit and self._top(entries):
+            each = self._held[entries[0][3]]
             size += len(each.job.payload)
             if size > BATCH_BYTES:
                 break
-            heapq.heappop(gathering.entries)
-            self._leave(each)
-            each.phase = WAITING
+            heapq.heappop(entries)
+            # As `_leave` does, but without a call for each.
+            each.phase, each.gathering = WAITING, None
             taken.append(each)
-        if 0 < gathering.count < gathering.limit:
+        gathering.count -= len(taken)
+        if not gathering.count:
+            del self.gathered[_key(held)]
+        elif gathering.count < gathering.limit:
             # Those that are left may have more time.
             self._count_again(gathering)
         return taken
