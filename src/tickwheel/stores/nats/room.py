@@ -42,6 +42,8 @@ TIGHT_S = 30.0
 FEW_BYTES = BLOCK_BYTES // 2
 # From this share of the account's limit on, adds are refused.
 NEARLY = 0.9
+# How long an account without limits is taken to have none.
+LIMITS_S = 10.0
 # A larger stream without blocks was full, or is older than blocks.
 SMALL_BYTES = 1024 * 1024
 
@@ -57,6 +59,9 @@ class Room:
         self._unseen_bytes = UNSEEN_BYTES
         self._largest_bytes = 0
         self._full = False
+        self._checking = asyncio.Lock()
+        # Until when the account is taken to be unlimited.
+        self._unlimited_until_s = 0.0
         self._again_s = 0.0
         self._tight_until_s = 0.0
         self._low = False
@@ -74,10 +79,19 @@ class Room:
         sizes = [len(each.body) + len(each.headers) for each in steps]
         self._largest_bytes = max(self._largest_bytes, max(sizes))
         self._unseen_bytes += sum(sizes)
-        enough = 2 * self._largest_bytes <= self._kept_bytes
-        seen = self._unseen_bytes < max(UNSEEN_BYTES, self._kept_bytes // 2)
-        if self._full or not enough or not seen:
-            await self._keep()
+        if self._lacking() or (self._unseen() and not self._checking.locked()):
+            async with self._checking:
+                # Somebody else may have seen to it meanwhile.
+                if self._lacking() or self._unseen():
+                    await self._keep()
+
+    def _lacking(self) -> bool:
+        """Whether nothing may be added before the blocks are in place."""
+        return self._full or 2 * self._largest_bytes > self._kept_bytes
+
+    def _unseen(self) -> bool:
+        """Whether so much was added that the blocks should be checked."""
+        return self._unseen_bytes >= max(UNSEEN_BYTES, self._kept_bytes // 2)
 
     async def add(self, groups: Sequence[Sequence[Step]]) -> list[int | None]:
         """Store new jobs, as `Stream.put` does."""
@@ -221,15 +235,19 @@ class Room:
         return {int(each.rpartition(".")[2]) for each in there}, info["state"]["bytes"]
 
     async def _nearly_full(self) -> bool:
+        if _now_s() < self._unlimited_until_s:
+            return False
         try:
             account = await self._stream.api("INFO")
         except Denied:
             return False
-        for usage in (account.get("tiers") or {"": account}).values():
-            most = usage.get("limits", {}).get("max_storage", -1)
-            if 0 < most * NEARLY < usage.get("storage", 0):
-                return True
-        return False
+        used = [
+            (usage.get("storage", 0), usage.get("limits", {}).get("max_storage", -1))
+            for usage in (account.get("tiers") or {"": account}).values()
+        ]
+        if all(most <= 0 for _, most in used):
+            self._unlimited_until_s = _now_s() + LIMITS_S
+        return any(0 < most * NEARLY < storage for storage, most in used)
 
     async def _release(self, numbers: Sequence[int]) -> int:
         try:
