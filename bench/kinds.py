@@ -155,5 +155,5 @@ KINDS = {
     "nats-strict": Kind(_nats("strict"), Goals(30_000, 7_000, 2, 5)),
     "nats-fast": Kind(_nats("fast"), Goals(30_000, 10_000, 2, 5)),
     "postgresql": Kind(_postgres, Goals(20_000, 4_000, 3, 10), _aged),
-    "redis": Kind(_redis, Goals(40_000, 12_000, 3, 10)),
+    "redis": Kind(_redis, Goals(40_000, 12_000, 3, 10, batched=1.7)),
 }
