@@ -876,7 +876,8 @@ FAULTS = [
     ),
     Fault(
         "a worker claims more jobs than it has threads", "pools", "engine/worker.py",
-        "slots = self._hand, self._runs.most()", "slots = self._hand, self._options.concurrency",
+        "slots = self._hand, self._options.most(self._tasks.pools)",
+        "slots = self._hand, self._options.concurrency",
         POOL_CAPACITY,
     ),
     # --- Releases side by side
@@ -949,7 +950,7 @@ FAULTS = [
         "self.returned(held, definition, value)\n        except Exception as error:", ENDS,
     ),
     Fault(
-        "a cancelled thread job has no timeout", "timeout", "engine/runs.py",
+        "a cancelled thread job has no timeout", "timeout", "engine/hand.py",
         "    return not held.interrupted and _STRENGTH[why] > _STRENGTH[held.stop]\n",
         "    return False\n", ENDS,
     ),
@@ -987,7 +988,19 @@ FAULTS = [
     ),
     Fault(
         "a job lingers longer than it may, because others come", "batch", GATHER,
-        "min(self.ripe_ms, since_ms + self.linger_ms)", "since_ms + self.linger_ms", TOGETHER,
+        "        if until_ms < self.ripe_ms:\n", "        if True:\n", TOGETHER,
+    ),
+    Fault(
+        "jobs that linger take slots", "batch", "engine/worker.py",
+        "ready += each.calls if each.ripe(now_ms) else 0", "ready += each.calls", TOGETHER,
+    ),
+    Fault(
+        "jobs that linger fill their worker", "batch", "engine/worker.py",
+        "            self._runs.end_lingers()\n", "", TOGETHER,
+    ),
+    Fault(
+        "a job lingers until it has expired", "batch", GATHER,
+        "min(until_ms, job.expires_ms - IN_TIME_MS)", "until_ms", TOGETHER,
     ),
     Fault(
         "what is left of a full batch is forgotten", "batch", "engine/runs.py",
@@ -1035,12 +1048,12 @@ FAULTS = [
     ),
     Fault(
         "the cancel of one job stops its batch", "batch", "engine/runs.py",
-        "        if reasons <= {Stop.CANCEL, Stop.LOST} and _counts(why, batch):\n",
-        "        if _counts(why, batch):\n", TOGETHER,
+        "        if reasons <= {Stop.CANCEL, Stop.LOST} and counts(why, batch):\n",
+        "        if counts(why, batch):\n", TOGETHER,
     ),
     Fault(
         "a batch whose jobs are all cancelled goes on", "batch", "engine/runs.py",
-        "        if reasons <= {Stop.CANCEL, Stop.LOST} and _counts(why, batch):\n",
+        "        if reasons <= {Stop.CANCEL, Stop.LOST} and counts(why, batch):\n",
         "        if False:\n", TOGETHER,
     ),
     Fault(
@@ -1069,8 +1082,7 @@ FAULTS = [
     # --- What became of a run
     Fault(
         "the traceback of a failure is lost", "story", "retry.py",
-        "    traceback = None if cause is None else traceback_text(cause)\n",
-        "    traceback = None\n", JOURNAL,
+        "None if cause is None else traceback_text(cause)", "None", JOURNAL,
     ),
     Fault(
         "our own frames are in the traceback", "story", "traceback.py",

@@ -242,7 +242,8 @@ class AppJobs:
         return await (await self.client()).queues()
 
     async def pause(self, queue: str) -> None:
-        """Pause a queue: none of its jobs start. Running ones continue, and jobs can be added."""
+        """Pause a queue: workers claim no more of its jobs. Those that a worker holds by then still
+        start, within about a second (in a batch, within its linger), and jobs can be added."""
         await (await self.client()).pause(checked_name("queue", queue), True)
 
     async def resume(self, queue: str) -> None:

@@ -92,6 +92,15 @@ def _check_rules(rules: Mapping[type[BaseException], RetryPolicy | None]) -> Non
 RetryPolicy.__init__ = checked_options(RetryPolicy.__init__)  # type: ignore[method-assign]
 
 
+# What a job keeps of an exception: one line, and its traceback.
+Seen = tuple[str, str | None]
+
+
+def look(error: BaseException) -> Seen:
+    cause = raised(error)
+    return describe(error), None if cause is None else traceback_text(cause)
+
+
 def decide(
     job: Job,
     error: BaseException,
@@ -100,14 +109,14 @@ def decide(
     started_ms: int,
     ended_ms: int,
     rand: Callable[[], float] = random.random,
+    seen: Seen | None = None,
 ) -> Settlement:
-    """Settle a run that raised."""
+    """Settle a run that raised. `seen` is what `look` made of the error, if somebody has looked."""
     if isinstance(error, Snooze):
         due_ms = _in_time(job, ended_ms + duration_ms(error.delay))
         return snooze(job, due_ms=due_ms, started_ms=started_ms, ended_ms=ended_ms)
 
-    text, cause = describe(error), raised(error)
-    traceback = None if cause is None else traceback_text(cause)
+    text, traceback = look(error) if seen is None else seen
     rule = policy.for_error(error)
     failures = job.failures + 1
     if rule is None or failures > allowed(job, error, policy):

@@ -138,14 +138,76 @@ def test_a_job_that_lingers_for_long_is_not_released() -> None:
             await asyncio.sleep(20)
 
         await world.node(concurrency=1)
+        [id] = await calls.add(1)
+        await asyncio.sleep(1)
         # Something waits for a slot meanwhile, and is released for others.
         for _ in range(3):
             await slow.enqueue()
-        await asyncio.sleep(1)
-        [id] = await calls.add(1)
         await asyncio.sleep(28)
         assert calls.made == []
         assert (await world.stored(id)).attempt == 1
+
+    virtual(story)
+
+
+def test_jobs_that_linger_take_no_slot_from_others() -> None:
+    async def story(world: World) -> None:
+        calls = Calls(world, linger="30s")
+        ran_ms: list[int] = []
+
+        @world.app.task
+        async def plain() -> None:
+            ran_ms.append(world.now_ms)
+
+        await world.node(concurrency=2)
+        # Jobs with different timeouts run in different calls.
+        for n in range(5):
+            await calls.add(n, timeout=60 + n)
+        await asyncio.sleep(1)
+        start_ms = world.now_ms
+        await plain.enqueue()
+        await asyncio.sleep(5)
+        assert [ms - start_ms for ms in ran_ms] == [0]
+        assert calls.made == []
+
+    virtual(story)
+
+
+@pytest.mark.parametrize("limit", [{"hold": 20}, {"hold_bytes": 200}])
+def test_jobs_that_linger_go_when_their_worker_can_hold_no_more(limit: dict[str, int]) -> None:
+    async def story(world: World) -> None:
+        calls = Calls(world, linger="30s")
+        ran_ms: list[int] = []
+
+        @world.app.task
+        async def plain() -> None:
+            ran_ms.append(world.now_ms)
+
+        options: dict[str, Any] = dict(limit)
+        await world.node(**options)
+        start_ms = world.now_ms
+        await calls.add(*range(25))
+        await asyncio.sleep(1)
+        await plain.enqueue()
+        await asyncio.sleep(1)
+        assert ran_ms and calls.made
+        assert calls.at_ms[0] - start_ms <= 1000
+
+    virtual(story)
+
+
+@pytest.mark.parametrize("expires, after_ms", [("1s", 900), ("50ms", 0), ("1h", 2000)])
+def test_a_job_that_would_expire_while_it_lingers_starts_before(
+    expires: str, after_ms: int
+) -> None:
+    async def story(world: World) -> None:
+        calls = Calls(world, linger="2s", expires=expires)
+        await world.node()
+        start_ms = world.now_ms
+        ids = await calls.add(1)
+        await asyncio.sleep(5)
+        assert [ms - start_ms for ms in calls.at_ms] == [after_ms]
+        assert await states(world, ids) == [State.DONE]
 
     virtual(story)
 
@@ -328,6 +390,31 @@ def test_a_job_that_makes_its_batch_fail_is_dead_alone(size: int, retries: int) 
         assert failed[-1] == set()
         assert all(len(later) <= len(first) // 4 for first, later in pairwise(failed))
         assert len(calls.made) <= 110
+
+    virtual(story)
+
+
+def test_the_error_of_a_call_is_logged_once_and_kept_with_each_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(world: World) -> None:
+        @world.app.batch(retries=1)
+        async def fail(items: list[int]) -> None:
+            raise ValueError("no index")
+
+        jobs = await world.app.enqueue_many([fail.job(n) for n in range(50)])
+        await world.node()
+        await world.until(lambda: all_failed_once(world, [job.id for job in jobs]), within_s=60)
+        with_error = [record for record in caplog.records if record.exc_info]
+        assert len(with_error) == 1
+        assert "fail: 49 more jobs failed in the same call: 0 dead, 49 to be retried" in caplog.text
+        for job in jobs:
+            stored = await world.stored(job.id)
+            assert stored.error == "ValueError: no index"
+            assert 'raise ValueError("no index")' in (stored.traceback or "")
+
+    async def all_failed_once(world: World, ids: list[str]) -> bool:
+        return all([(await world.stored(id)).failures == 1 for id in ids])
 
     virtual(story)
 

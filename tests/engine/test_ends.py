@@ -99,6 +99,57 @@ def test_a_result_that_raises_while_it_is_encoded_leaves_the_job_done() -> None:
     virtual(story)
 
 
+class Classless(Exception):
+    """Nobody can tell what it is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+
+class Exits(Exception):
+    """Ends the program of whoever reads its notes."""
+
+    @property
+    def __notes__(self) -> Any:  # type: ignore[override]
+        raise SystemExit(5)
+
+
+class Lazy(list[int]):
+    def __getitem__(self, index: Any) -> Any:
+        raise Panic("not yet")
+
+
+@pytest.mark.parametrize("error", [Classless, Exits])
+def test_an_error_that_raises_when_it_is_looked_at_fails_its_job(error: type[Exception]) -> None:
+    async def story(world: World) -> None:
+        @world.app.task(retries=0, timeout=None)
+        async def odd() -> None:
+            raise error
+
+        job = await odd.enqueue()
+        await world.node()
+        with pytest.raises(JobFailed):
+            await job.result(timeout=5)
+
+    virtual(story)
+
+
+def test_a_list_that_raises_when_it_is_read_fails_its_batch() -> None:
+    async def story(world: World) -> None:
+        @world.app.batch(retries=0, timeout=None)
+        async def lazy(items: list[int]) -> list[int]:
+            return Lazy(items)
+
+        jobs = [await lazy.enqueue(n) for n in range(3)]
+        await world.node()
+        for job in jobs:
+            with pytest.raises(JobFailed, match="can't be read"):
+                await job.result(timeout=5)
+
+    virtual(story)
+
+
 def test_an_argument_that_raises_while_it_is_read_fails_its_job_alone() -> None:
     async def story(world: World) -> None:
         @world.app.task(retries=0)

@@ -34,11 +34,23 @@ def test_a_worker_runs_jobs_and_stops_when_told(folder: Path, runner: asyncio.Ru
         r"queues +default",
         r"concurrency +7",
         rf"pid +{worker.process.pid}",
-        r"tasks +block, leave, mark, nap, to_thread",
+        r"tasks +block, leave, mark, nap, pooled, to_thread",
         r"\S+ \S+Z INFO    tickwheel: stopping: 0 running, grace 30s; signal again to end at once",
     ):
         assert re.search(f"^{line}$", said, re.MULTILINE), (line, said)
     assert "\x1b" not in said
+
+
+@pytest.mark.slow
+def test_an_idle_thread_pool_does_not_spoil_the_exit(folder: Path, runner: asyncio.Runner) -> None:
+    id = enqueue(folder, runner, "pooled")
+    with Command(folder, "worker", "shop:app") as worker:
+        until(lambda: look(folder, runner, id).state == "done", "the job")
+        worker.signal(signal.SIGTERM)
+        assert worker.code() == 0
+        assert "threads still running" not in worker.said
+    # What the program registered for its exit was called.
+    assert (folder / "left").exists()
 
 
 @pytest.mark.slow
@@ -168,7 +180,9 @@ def test_a_worker_imports_the_modules_that_have_its_tasks(folder: Path) -> None:
         worker.until_it_says("tasks")
         worker.signal(signal.SIGTERM)
         assert worker.code() == 0
-        assert re.search(r"^tasks +.*mail, mark, nap, parcels, stamps", worker.said, re.MULTILINE)
+        assert re.search(
+            r"^tasks +.*mail, mark, nap, parcels, pooled, stamps", worker.said, re.MULTILINE
+        )
         assert re.search(r"^threads +3$", worker.said, re.MULTILINE)
 
 

@@ -22,7 +22,8 @@ from tickwheel.ids import new_id
 from tickwheel.job import Job
 
 SHOP = """
-import asyncio, os, sys, threading, time
+import asyncio, atexit, os, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tickwheel import App
@@ -48,6 +49,13 @@ async def to_thread(seconds: float) -> None:
 async def block(seconds: float) -> None:
     Path("napping").touch()
     time.sleep(seconds)
+
+pool = ThreadPoolExecutor(1)
+
+@app.task
+async def pooled() -> None:
+    atexit.register(Path("left").touch)
+    pool.submit(time.sleep, 0).result()
 
 @app.task
 async def leave(behind: bool) -> None:

@@ -18,7 +18,6 @@ from tickwheel import (
     Partial,
     Retry,
     RetryPolicy,
-    State,
     current_job,
     current_jobs,
 )
@@ -151,20 +150,18 @@ async def test_a_batch_in_a_process_is_no_single_job() -> None:
         assert await results(task, 1, 2) == ["None 0", "None 0"]
 
 
-async def test_a_member_that_expires_while_it_lingers_leaves_the_batch() -> None:
+async def test_a_batch_starts_before_one_of_its_members_expires() -> None:
     app, made = App("memory://"), []
 
-    @app.batch(size=10, linger="1500ms")
+    @app.batch(size=10, linger="20s")
     async def note(items: list[int]) -> None:
         made.append(items)
 
     async with app.worker():
         stays = await note.enqueue(1)
-        leaves = await note.using(expires="300ms").enqueue(2)
-        await stays.result(timeout=PATIENCE_S)
-        info = await leaves.info()
-    assert made == [[1]]
-    assert (info.state, info.error) == (State.CANCELLED, "expired")
+        expires = await note.using(expires="1s").enqueue(2)
+        await asyncio.gather(*(job.result(timeout=PATIENCE_S) for job in (stays, expires)))
+    assert made == [[1, 2]]
 
 
 async def test_each_job_of_a_batch_says_its_own_progress() -> None:
@@ -186,3 +183,32 @@ async def test_each_job_of_a_batch_says_its_own_progress() -> None:
             await asyncio.sleep(0.02)
         said.set()
         await asyncio.gather(*(job.result() for job in jobs))
+
+
+async def test_the_job_of_a_middleware_is_the_first_of_the_batch() -> None:
+    app = App("memory://")
+    cancelled = asyncio.Event()
+    stopping: list[bool] = []
+
+    @app.middleware
+    async def noted(job: JobContext, call_next: CallNext) -> Any:
+        job.progress(0.5, "from the middleware")
+        result = await call_next()
+        stopping.append(job.stopping)
+        return result
+
+    @app.batch(size=2, linger="5s")
+    async def both(items: list[int]) -> None:
+        await cancelled.wait()
+        while not current_jobs()[0].stopping:
+            await asyncio.sleep(0.01)
+
+    async with app.worker(), asyncio.timeout(PATIENCE_S):
+        jobs = [await both.enqueue(n) for n in range(2)]
+        while (progress := (await jobs[0].info()).progress) is None:
+            await asyncio.sleep(0.01)
+        await jobs[0].cancel()
+        cancelled.set()
+        await jobs[1].result()
+    assert progress.words == "from the middleware"
+    assert stopping == [True]

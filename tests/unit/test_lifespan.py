@@ -467,6 +467,54 @@ def test_without_grace_it_still_gets_a_moment() -> None:
     assert closed == [True]
 
 
+async def test_one_that_is_being_closed_gets_its_time_although_the_program_is_interrupted(
+    app: App,
+) -> None:
+    closing, may_close, story = asyncio.Event(), asyncio.Event(), []
+
+    @app.lifespan
+    async def db() -> AsyncIterator[None]:
+        yield
+        closing.set()
+        await may_close.wait()
+        story.append("closed")
+
+    async def program() -> None:
+        async with app.worker():
+            pass
+
+    running = asyncio.create_task(program())
+    await closing.wait()
+    running.cancel()
+    asyncio.get_running_loop().call_soon(may_close.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert story == ["closed"]
+
+
+async def test_one_that_fails_while_its_worker_runs_is_told_once(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails = asyncio.Event()
+
+    @app.lifespan
+    async def db() -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+
+            async def fail() -> None:
+                await fails.wait()
+                raise OSError("the socket is gone")
+
+            group.create_task(fail())
+            yield
+
+    with pytest.raises(LifespanError, match="failed while its worker was running"):
+        async with app.worker():
+            fails.set()
+            await asyncio.sleep(PATIENCE_S)
+    assert "at its close" not in caplog.text
+
+
 async def test_one_that_fails_at_its_close_is_logged(
     app: App, caplog: pytest.LogCaptureFixture
 ) -> None:

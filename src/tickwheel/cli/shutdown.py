@@ -7,6 +7,7 @@ enforces the deadline: whatever hangs, the process ends when its time is up.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import contextlib
 import logging
 import multiprocessing
@@ -30,6 +31,8 @@ WAY_OUT_S = 10.0
 # How long to wait for threads and tasks that are about to end.
 LAST_LOOK_S = 1.0
 FLUSH_S = 1.0
+# What a thread of an executor runs; while it runs a call, that call is on top.
+EXECUTOR_LOOP = concurrent.futures.thread._worker.__code__
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ async def end_leftovers() -> bool:
         names = ", ".join(sorted(thread.name for thread in threads))
         log.warning(
             "threads still running, and threads can't be killed: %s; "
-            "their jobs run again once their leases run out",
+            "jobs in them run again once their leases run out",
             names,
         )
         return False
@@ -187,6 +190,12 @@ async def end_leftovers() -> bool:
     return not stubborn
 
 
+def _idle(thread: threading.Thread) -> bool:
+    """Whether it is a thread of an executor that waits for work: Python ends those itself."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is EXECUTOR_LOOP
+
+
 async def _threads_left() -> list[threading.Thread]:
     """Threads that Python would wait for, except those that end within a moment."""
     until = asyncio.get_running_loop().time() + LAST_LOOK_S
@@ -194,7 +203,7 @@ async def _threads_left() -> list[threading.Thread]:
         threads = [
             thread
             for thread in threading.enumerate()
-            if not thread.daemon and thread is not threading.main_thread()
+            if not thread.daemon and thread is not threading.main_thread() and not _idle(thread)
         ]
         if not threads or asyncio.get_running_loop().time() > until:
             return threads

@@ -28,7 +28,7 @@ from tickwheel.engine.surroundings import NO_SURROUNDINGS, Surroundings
 from tickwheel.errors import GiveUp, Retry, Snooze
 from tickwheel.job import ENDED_WITH_WORKER, Job, Settlement, dead, done, release
 from tickwheel.registry import Definition, PoolName
-from tickwheel.retry import allowed, decide, describe
+from tickwheel.retry import Seen, allowed, decide, describe
 from tickwheel.traceback import ERROR_LIMIT
 
 __all__ = ["JobContext", "Runner", "current_job", "timeout_ms", "waiting"]
@@ -176,12 +176,19 @@ class Runner:
             error=problem,
         )
 
-    def raised(self, held: Held, definition: Definition, error: BaseException) -> Settlement:
-        """Settle a run that ended with an exception, whatever its kind."""
+    def raised(
+        self,
+        held: Held,
+        definition: Definition,
+        error: BaseException,
+        seen: Seen | None = None,
+    ) -> Settlement:
+        """Settle a run that ended with an exception, whatever its kind. If somebody has `seen` it,
+        because it ended others before, it is not logged again."""
         if isinstance(error, GeneratorExit) and asyncio._get_running_loop() is None:
             raise error  # the loop has ended, and with it everything that could settle
         if isinstance(error, (Retry, Snooze, GiveUp)):
-            return self._decided(held, definition, error)
+            return self._decided(held, definition, error, seen)
         cancelled = isinstance(error, asyncio.CancelledError)
         if held.stop is not None:
             # We stopped it: whatever it raised in response is not its failure.
@@ -196,7 +203,7 @@ class Runner:
             return self.ended_with_worker(held, definition)
         if isinstance(error, NotStarted):
             return self._not_started(held, error)
-        return self._decided(held, definition, error)
+        return self._decided(held, definition, error, seen)
 
     async def _surrounded(
         self,
@@ -234,7 +241,8 @@ class Runner:
 
         held.outside = True
         began()
-        return await self._middleware(JobContext(held), call_next)
+        first = held.members[0] if held.members else held
+        return await self._middleware(JobContext(first), call_next)
 
     def ended_with_worker(self, held: Held, definition: Definition) -> Settlement:
         return self._released(held, definition, ENDED_WITH_WORKER)
@@ -319,12 +327,20 @@ class Runner:
         due_ms = max(held.job.due_ms, now_ms + NOT_STARTED_MS)
         return release(held.job, ended_ms=now_ms, due_ms=due_ms, error=describe(error))
 
-    def _decided(self, held: Held, definition: Definition, error: BaseException) -> Settlement:
+    def _decided(
+        self,
+        held: Held,
+        definition: Definition,
+        error: BaseException,
+        seen: Seen | None = None,
+    ) -> Settlement:
         job, policy = held.job, definition.policy
         started_ms, ended_ms = held.started_ms, self._clock.now_ms()
         assert started_ms is not None
         try:
-            settlement = decide(job, error, policy, started_ms=started_ms, ended_ms=ended_ms)
+            settlement = decide(
+                job, error, policy, started_ms=started_ms, ended_ms=ended_ms, seen=seen
+            )
         except Exception as mistake:
             # A Retry or Snooze with an invalid delay: the task's own mistake.
             reason = describe(mistake)
@@ -332,7 +348,7 @@ class Runner:
                 # A policy of a class of the user's own.
                 reason = f"{describe(error)}; then its retry policy failed: {reason}"
             return self.give_up(held, reason[:ERROR_LIMIT])
-        if settlement.failed:
+        if settlement.failed and seen is None:
             # Here, in the run's own context: tools keep there what they know about it.
             journal.failed(settlement, error, allowed=allowed(job, error, policy))
         return settlement
@@ -358,8 +374,9 @@ def _injected(held: Held, definition: Definition) -> dict[str, Any]:
 
 def _timed_out(job: Job, definition: Definition, raised: BaseException | None) -> TimeoutError:
     limit = duration_text(timeout_ms(job, definition) or 0)
+    kind = "task" if definition.batch is None else "batch"
     error = TimeoutError(
-        f"ran longer than its timeout of {limit}; to change it, use @app.task(timeout=…) "
+        f"ran longer than its timeout of {limit}; to change it, use @app.{kind}(timeout=…) "
         "or using(timeout=…)"
     )
     if isinstance(raised, asyncio.CancelledError):

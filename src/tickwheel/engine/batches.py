@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tickwheel.arguments import NotKept
+from tickwheel.engine import journal
 from tickwheel.engine.attempt import Runner
 from tickwheel.engine.hand import Batch, Held
 from tickwheel.errors import Partial, UsageError
 from tickwheel.job import Settlement
 from tickwheel.registry import Definition
+from tickwheel.retry import Seen, look
 
 # How the run of each job of a batch ended.
 Settlements = list[tuple[Held, Settlement]]
@@ -66,15 +68,20 @@ def _decoded(runner: Runner, batch: Batch, definition: Definition) -> tuple[list
 def _all_raised(
     runner: Runner, members: Sequence[Held], definition: Definition, error: BaseException
 ) -> Settlements:
-    """The call failed as a whole: each job is settled by its own retries."""
+    """The call failed as a whole: each job is settled by its own retries. The error is looked at
+    and logged once, however many they are."""
     settlements: Settlements = []
+    seen: Seen | None = None
     for member in members:
         if settlements and isinstance(error, KeyboardInterrupt):
             # The first of them has passed it on, which must happen once.
             settlement = runner.ended_with_worker(member, definition)
         else:
-            settlement = runner.raised(member, definition, error)
+            settlement = runner.raised(member, definition, error, seen)
         settlements.append((member, settlement))
+        if seen is None and len(members) > 1:
+            seen = look(error)
+    journal.failed_together([settlement for _, settlement in settlements])
     return settlements
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -116,7 +115,7 @@ def current_jobs() -> list[JobContext]:
 
 def checked_progress(part: float, words: str) -> Progress:
     number = isinstance(part, int | float) and not isinstance(part, bool)
-    if not number or math.isnan(part) or not 0 <= part <= 1:
+    if not number or not 0 <= part <= 1:
         raise BadArguments(f"progress({shown(part)}): must be a number from 0 to 1")
     if len(checked_text("words", words)) > WORDS_LIMIT:
         raise BadArguments(

@@ -16,6 +16,8 @@ Entry = tuple[int, float, int, str]
 # The task, the limit and the timeout of jobs that gather together.
 Key = tuple[str, int, int | None]
 
+# A job that expires while it lingers starts this long before.
+IN_TIME_MS = 100
 # Each failure of a job divides the size of its batch by four.
 SHRINK_BITS = 2
 
@@ -35,11 +37,12 @@ class Gathering:
         # When the first of them has waited enough.
         self.ripe_ms = math.inf
 
-    def add(self, since_ms: int) -> None:
+    def add(self, job: Job, since_ms: int) -> None:
         """Count one more, which waits since then."""
         self.count += 1
-        if since_ms + self.linger_ms < self.ripe_ms:
-            self.ripe_ms = since_ms + self.linger_ms
+        until_ms = lingers_until_ms(job, since_ms, self.linger_ms)
+        if until_ms < self.ripe_ms:
+            self.ripe_ms = until_ms
 
     def ripe(self, now_ms: int) -> bool:
         """Whether a call should start now."""
@@ -54,6 +57,12 @@ class Gathering:
     def lacks(self) -> int:
         """How many more jobs its last call could take."""
         return -self.count % self.limit
+
+
+def lingers_until_ms(job: Job, since_ms: int, linger_ms: int) -> int:
+    """When a job that waits since then has waited enough: before it expires."""
+    until_ms = since_ms + linger_ms
+    return until_ms if job.expires_ms is None else min(until_ms, job.expires_ms - IN_TIME_MS)
 
 
 def most_together(job: Job, definition: Definition, batch: BatchOptions) -> int:

@@ -308,7 +308,7 @@ class Hand:
             gathering = Gathering(held.pool, held.limit, definition.batch.linger_ms)
             self.gathered[key] = gathering
         heapq.heappush(gathering.entries, (-job.priority, job.due_ms, order, job.id))
-        gathering.add(_lingers_since(held))
+        gathering.add(job, _lingers_since(held))
         held.gathering = gathering
 
     def companions(self, held: Held) -> list[Held]:
@@ -341,7 +341,12 @@ class Hand:
         for *_, id in gathering.entries:
             each = self._held.get(id)
             if each is not None and each.gathering is gathering:
-                gathering.add(_lingers_since(each))
+                gathering.add(each.job, _lingers_since(each))
+
+    def end_lingers(self) -> None:
+        """No gathered job waits for others any longer."""
+        for each in self.gathered.values():
+            each.ripe_ms = -math.inf
 
     def lingers(self, held: Held, now_ms: int) -> bool:
         """Whether the job waits for others to join it, not for a slot."""
@@ -484,3 +489,14 @@ def released_unstarted(job: Job, *, by: str, since_ms: int) -> bool:
     if last is None or last.outcome is not Outcome.RELEASE or last.started_ms is not None:
         return False
     return last.worker == by and last.ended_ms > since_ms
+
+
+def counts(why: Stop, held: Held) -> bool:
+    """Whether another reason to stop changes anything: a stronger one does, and a run that was
+    already interrupted is not interrupted again."""
+    if held.stop is None or why is Stop.LOST:
+        return held.stop is not Stop.LOST
+    return not held.interrupted and _STRENGTH[why] > _STRENGTH[held.stop]
+
+
+_STRENGTH = {Stop.RELEASE: 1, Stop.CANCEL: 2, Stop.TIMEOUT: 3, Stop.LOST: 4}

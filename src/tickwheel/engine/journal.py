@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tickwheel.duration import duration_text, moment_text
@@ -155,6 +156,20 @@ def failed(settlement: Settlement, error: BaseException | None, *, allowed: int 
         exc_info=_exc_info(error),
         extra=facts(settlement),
     )
+
+
+def failed_together(settlements: Sequence[Settlement]) -> None:
+    """Log how many jobs failed with the first of these, in one call. `failed` has logged it."""
+    others = [each for each in settlements[1:] if each.failed]
+    dead = sum(each.outcome is Outcome.DEAD for each in others)
+    if others:
+        log.log(
+            logging.ERROR if dead else logging.WARNING,
+            "%s: %s failed in the same call: %s",
+            others[0].job.task,
+            _counted(len(others), "more job"),
+            f"{dead:,} dead, {len(others) - dead:,} to be retried",
+        )
 
 
 def facts(settlement: Settlement) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tickwheel.pools import usual_processes, usual_threads
+from tickwheel.registry import PoolName
+
+POOLS: tuple[PoolName, ...] = ("async", "thread", "process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +36,8 @@ class WorkerOptions:
     retention_ms: int = 7 * 86_400_000
     dead_retention_ms: int = 90 * 86_400_000
     result_limit: int = 1024 * 1024
+
+    def most(self, pools: Collection[PoolName]) -> int:
+        """How many jobs can run at the same time if their tasks run in these pools."""
+        sizes = {"async": self.concurrency, "thread": self.threads, "process": self.processes}
+        return min(self.concurrency, sum(sizes[pool] for pool in pools or POOLS))

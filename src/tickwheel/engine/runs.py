@@ -21,7 +21,15 @@ from tickwheel.concurrency import in_this_context
 from tickwheel.engine import batches
 from tickwheel.engine.alarm import Alarm
 from tickwheel.engine.attempt import Runner, timeout_ms
-from tickwheel.engine.hand import Batch, Hand, Held, Phase, Stop, released_unstarted
+from tickwheel.engine.hand import (
+    Batch,
+    Hand,
+    Held,
+    Phase,
+    Stop,
+    counts,
+    released_unstarted,
+)
 from tickwheel.engine.journal import Journal, about
 from tickwheel.engine.lending import Lending
 from tickwheel.engine.options import WorkerOptions
@@ -40,9 +48,9 @@ PATIENCE_MS = 1_000
 ABSTAIN_S = 0.1
 # An async task that ignores its cancellation for this long is abandoned.
 STUBBORN_S = 5.0
+UNREADABLE = "what the task returned or raised can't be read: looking at it raised an error"
 # A worker logs only so many different tasks that it doesn't know.
 UNKNOWN_LOGGED = 1_000
-POOLS: tuple[PoolName, ...] = ("async", "thread", "process")
 
 
 class Runs:
@@ -263,21 +271,17 @@ class Runs:
         if hand.suspects:
             self.suspected.set()
 
+    def end_lingers(self) -> None:
+        """Start what lingers, without waiting for other jobs to join it."""
+        if self.hand.gathered:
+            self.hand.end_lingers()
+            self.start_due()
+
     def has_room(self, pool: PoolName) -> bool:
         """Whether a task of this pool would start at once."""
         if pool == "thread" and self.hand.in_threads >= self._most_threads:
             return False
         return self.runner.has_room(pool)
-
-    def most(self) -> int:
-        """How many jobs can run at the same time, given the pools that the tasks run in."""
-        sizes = {
-            "async": self._options.concurrency,
-            "thread": self._options.threads,
-            "process": self._options.processes,
-        }
-        pools = self.tasks.pools or POOLS
-        return min(self._options.concurrency, sum(sizes[pool] for pool in pools))
 
     def start(self, held: Held) -> None:
         """Start a job that was taken out for it; one of a batch with those that join it."""
@@ -368,6 +372,10 @@ class Runs:
         except GeneratorExit as error:
             # One that comes from a thread closes the attempt, instead of being raised in it.
             ended = batches.raised(self.runner, held, definition, error)
+        except BaseException:
+            # What the task returned or raised is of a class of its own that raises when it is
+            # looked at.
+            ended = batches.raised(self.runner, held, definition, RuntimeError(UNREADABLE))
         finally:
             self._over(held, run)
         self._ended(held, ended)
@@ -448,7 +456,7 @@ class Runs:
         if held.batch is not None:
             self._stop_member(held, held.batch, why)
             return
-        if not _counts(why, held):
+        if not counts(why, held):
             return
         held.stop = why
         for member in held.members:
@@ -471,7 +479,7 @@ class Runs:
         if why is Stop.RELEASE:
             self.stop(batch, why)
             return
-        if not _counts(why, member):
+        if not counts(why, member):
             return
         member.stop = why
         if why is Stop.LOST:
@@ -479,7 +487,7 @@ class Runs:
             self._forget(member)
         reasons = {each.stop for each in batch.members}
         why = Stop.LOST if reasons == {Stop.LOST} else Stop.CANCEL
-        if reasons <= {Stop.CANCEL, Stop.LOST} and _counts(why, batch):
+        if reasons <= {Stop.CANCEL, Stop.LOST} and counts(why, batch):
             batch.stop = why
             self._interrupt(batch, why)
 
@@ -586,14 +594,3 @@ class Runs:
 
 def _say(level: int, job: Job, words: str) -> None:
     log.log(level, "%s %s: %s", job.task, job.id, words, extra=about(job))
-
-
-def _counts(why: Stop, held: Held) -> bool:
-    """Whether another reason to stop changes anything: a stronger one does, and a run that was
-    already interrupted is not interrupted again."""
-    if held.stop is None or why is Stop.LOST:
-        return held.stop is not Stop.LOST
-    return not held.interrupted and _STRENGTH[why] > _STRENGTH[held.stop]
-
-
-_STRENGTH = {Stop.RELEASE: 1, Stop.CANCEL: 2, Stop.TIMEOUT: 3, Stop.LOST: 4}

@@ -65,6 +65,8 @@ class OpenLifespan:
         self._name = lifespan.name
         self._lifespan = lifespan
         self._closing = asyncio.Event()
+        # Whether somebody was told that it failed.
+        self._said = False
         self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(), name=f"lifespan {self._name}")
 
@@ -94,12 +96,22 @@ class OpenLifespan:
         """Raises LifespanError if it ends before it is closed: something in its block failed."""
         await asyncio.wait([self._task])
         if not self._closing.is_set():
+            self._said = True
             raise self._failure("failed while its worker was running")
 
     async def close(self, within_s: float) -> LifespanError | None:
         """Close it; returns what went wrong, if something did."""
         self._closing.set()
-        await asyncio.wait([self._task], timeout=within_s)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        try:
+            await asyncio.wait([self._task], timeout=within_s)
+        except asyncio.CancelledError:
+            # A Ctrl-C while it closes: it still gets its time.
+            await asyncio.wait([self._task], timeout=until - loop.time())
+            raise
+        if self._said:
+            return None
         if not self._task.done():
             await self._cancel()
             limit = duration_text(int(within_s * 1000))

@@ -27,9 +27,9 @@ from tickwheel.duration import duration_text
 from tickwheel.engine.chores import IDLE_MS, Chores
 from tickwheel.engine.hand import Stop
 from tickwheel.engine.leases import Guard, Keeper
-from tickwheel.engine.options import WorkerOptions
+from tickwheel.engine.options import POOLS, WorkerOptions
 from tickwheel.engine.reconnect import Reconnecting
-from tickwheel.engine.runs import POOLS, STUBBORN_S, Runs
+from tickwheel.engine.runs import STUBBORN_S, Runs
 from tickwheel.engine.scheduler import Scheduler
 from tickwheel.engine.surroundings import NO_SURROUNDINGS, Surroundings
 from tickwheel.engine.suspects import Suspects
@@ -213,8 +213,12 @@ class Worker:
         a full pool don't count, up to the number of slots: jobs of other pools may be queued behind
         them.
         """
-        hand, slots = self._hand, self._runs.most()
-        if hand.bytes > self._options.hold_bytes or self._runs.abstaining:
+        hand, slots = self._hand, self._options.most(self._tasks.pools)
+        if hand.bytes > self._options.hold_bytes or len(hand) >= self._options.hold:
+            # Jobs that linger must not keep others out.
+            self._runs.end_lingers()
+            return 0
+        if self._runs.abstaining:
             return 0
         ready = blocked = 0
         for pool in POOLS:
@@ -223,10 +227,11 @@ class Worker:
             else:
                 blocked += hand.ready(pool)
         lacking = 0
+        now_ms = self._clock.now_ms() if hand.gathered else 0
         for each in hand.gathered.values():
-            # A batch takes one slot, and more jobs fit into it.
+            # A batch takes one slot, or none yet while its jobs linger, and more jobs fit into it.
             if self._runs.has_room(each.pool):
-                ready += each.calls
+                ready += each.calls if each.ripe(now_ms) else 0
                 lacking += each.lacks
             else:
                 blocked += each.calls

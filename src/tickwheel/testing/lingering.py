@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tickwheel.engine.gathering import Key, most_together
+from tickwheel.engine.gathering import Key, lingers_until_ms, most_together
 from tickwheel.job import Job
 from tickwheel.registry import Registry
 
@@ -21,7 +21,8 @@ class Lingering:
         if task is None or task.batch is None:
             return False
         key = (job.task, most_together(job, task, task.batch), job.timeout_ms)
-        self._jobs.setdefault(key, []).append((job, now_ms + task.batch.linger_ms))
+        until_ms = lingers_until_ms(job, now_ms, task.batch.linger_ms)
+        self._jobs.setdefault(key, []).append((job, until_ms))
         return True
 
     def take(self, now_ms: int | None) -> list[Job]:
