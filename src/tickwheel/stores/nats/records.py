@@ -65,12 +65,14 @@ class Records:
         found: list[tuple[str, str]] = []
         async for names in self._names(kind, after):
             while names and len(found) < limit:
-                some, names = names[: limit - len(found)], names[limit - len(found) :]
+                # A few more: some may have been deleted.
+                count = max(limit - len(found), READ_FIRST)
+                some, names = names[:count], names[count:]
                 texts = await self.get(kind, some)
                 found += [(name, texts[name]) for name in some if name in texts]
-            if len(found) == limit:
+            if len(found) >= limit:
                 break
-        return found
+        return found[:limit]
 
     async def get(self, kind: str, names: Sequence[str]) -> dict[str, str]:
         """The texts of those that there are, by name."""
