@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 @click.option("--cursor", metavar="CURSOR", help="Continue after the previous page.")
 @common
 def audit(since: str | None, limit: int, cursor: str | None, where: Where, as_json: bool) -> None:
-    """List the audit log, newest first: who created and revoked API keys, and what they did."""
+    """List the audit log, newest first.
+
+    It has what was done with API keys, and who created and revoked them.
+    """
     after_ms = since_ms("--since", since)
 
     async def look(client: Client) -> tuple[list[Entry], str | None]:
@@ -48,7 +51,8 @@ async def _entries(
     from tickwheel.operate.audit import Audit
     from tickwheel.store import RECORDS_LIMIT
 
-    log, found = Audit(client), list[Entry]()
+    log = Audit(client)
+    found: list[Entry] = []
     while True:
         most = min(limit - len(found), RECORDS_LIMIT)
         page, cursor = await log.list(cursor=cursor, limit=most, after_ms=after_ms)
@@ -63,16 +67,15 @@ def _document(entry: Entry) -> dict[str, object]:
 
 
 def _show(found: list[Entry]) -> None:
-    detailed = any(entry.detail for entry in found)
     show_table(
         [
             Column("TIME"),
             Column("WHO", whole=False),
             Column("ACTION", whole=False),
-            Column("TARGET", whole=False),
-            Column("SOURCE", whole=False),
-            Column("OUTCOME", whole=False, least=len("OUTCOME")),
-            *([Column("DETAIL", whole=False)] if detailed else []),
+            Column("TARGET"),
+            # A narrow terminal has less of these first.
+            Column("FROM", whole=False, least=4, cut=True),
+            Column("OUTCOME", whole=False, cut=True),
         ],
         [
             (
@@ -81,9 +84,12 @@ def _show(found: list[Entry]) -> None:
                 entry.action,
                 entry.target,
                 entry.source,
-                entry.outcome if entry.outcome == "ok" else (entry.outcome, "yellow"),
-                *([entry.detail] if detailed else []),
+                (_outcome(entry), "" if entry.outcome == "ok" else "yellow"),
             )
             for entry in found
         ],
     )
+
+
+def _outcome(entry: Entry) -> str:
+    return f"{entry.outcome}: {entry.detail}" if entry.detail else entry.outcome

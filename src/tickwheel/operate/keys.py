@@ -18,7 +18,7 @@ from tickwheel.batch import Batcher
 from tickwheel.checks import LATEST_MS
 from tickwheel.client import Client
 from tickwheel.clock import S_NS
-from tickwheel.duration import Duration, due_ms, duration_ms
+from tickwheel.duration import Duration, due_ms, duration_ms, moment_text
 from tickwheel.errors import BadArguments, BadConfig, UsageError, shown
 from tickwheel.limit import parse_rate
 from tickwheel.store import RECORDS_LIMIT
@@ -281,5 +281,5 @@ def _expiry_ms(expires: Duration | datetime, now_ms: int) -> int:
     else:
         ms = now_ms + duration_ms(expires)
     if not now_ms < ms <= LATEST_MS:
-        raise BadArguments(f"expires={shown(expires)}: must be in the future")
+        raise BadArguments(f"expires: {moment_text(ms)} is not in the future")
     return ms
