@@ -56,9 +56,8 @@ class Records:
             groups[name[:GROUP]].append(Step(self._subject(kind, name), "", body))
         for group, steps in groups.items():
             note = Step(self._note(kind, group), "", b"")
-            for some in portions(
-                steps, _bytes, most=self._stream.batch - 1, most_bytes=BATCH_BYTES
-            ):
+            most = max(self._stream.batch - 1, 1)
+            for some in portions(steps, _bytes, most=most, most_bytes=BATCH_BYTES):
                 await self._room.store(note, *some)
 
     async def page(self, kind: str, after: str, limit: int) -> list[tuple[str, str]]:
