@@ -54,6 +54,8 @@ NATS_HEALTH = "tests/faults/test_nats_health.py"
 NATS_FULL, NATS_ROOM = "tests/faults/test_nats_full.py", "stores/nats/room.py"
 NATS_LARGE, NATS_FITTING = "tests/faults/test_nats_large.py", "stores/nats/fitting.py"
 NATS_HEALING = "tests/faults/test_nats_healing.py"
+NATS_RECORDS, RECORDS = "stores/nats/records.py", "tests/contract/test_records.py"
+KEYS = "tests/unit/test_keys.py"
 NATS_GHOSTS = "tests/faults/test_nats_ghosts.py"
 NATS_PARKING, NATS_PARKED = "tests/faults/test_nats_parking.py", "stores/nats/parked.py"
 LEASES = "tests/contract/test_leases.py"
@@ -1309,6 +1311,53 @@ FAULTS = [
         "await self._stream.purge(standing.subject, before_seq=standing.seq + 1)\n        return",
         "pass\n        return",
         "tests/contract/test_cancelling.py",
+    ),
+    Fault(
+        "nats: a deleted record is only removed, and may come back", "I1", NATS_RECORDS,
+        '        steps = [Step(self._subject(kind, name), GONE, b"") for name in there]\n'
+        "        for some in portions(steps, most=self._stream.batch):\n"
+        "            await self._room.store(*some)\n",
+        "        for name in there:\n"
+        "            await self._stream.purge(self._subject(kind, name))\n",
+        NATS_GHOSTS,
+    ),
+    Fault(
+        "nats: a note goes although a record came", "I1", NATS_RECORDS,
+        "await self._stream.purge(note[0], before_seq=note[1] + 1)",
+        "await self._stream.purge(note[0])",
+        NATS_GHOSTS,
+    ),
+    Fault(
+        "nats: records are put without the note of their group", "I1", NATS_RECORDS,
+        "await self._room.store(note, *some)", "await self._room.store(*some)",
+        RECORDS,
+    ),
+    Fault(
+        "redis: a deleted record leaves its name behind", "I1", REDIS_STATEMENTS,
+        "    call('ZREM', ROOT .. 'records:' .. kind, name)\n", "",
+        RECORDS,
+    ),
+    Fault(
+        "a key is good whatever its secret", "keys", "operate/keys.py",
+        "if stored is None or not hmac.compare_digest(stored.sha256, _hash(secret)):",
+        "if stored is None:",
+        KEYS,
+    ),
+    Fault(
+        "a key that was read once is good for ever", "keys", "operate/keys.py",
+        "if seen is not None and now_ns - seen[0] < CACHE_S * S_NS:", "if seen is not None:",
+        KEYS,
+    ),
+    Fault(
+        "a key that was read is good after it expired", "keys", "operate/keys.py",
+        "if stored.expires_ms is not None and stored.expires_ms <= self._client.clock.now_ms():",
+        "if False:",
+        KEYS,
+    ),
+    Fault(
+        "of two audit entries in a millisecond one is kept", "audit", "operate/audit.py",
+        "-{rank:05}-{secrets.token_hex(6)}", "-{rank:05}-000000000000",
+        "tests/unit/test_audit.py",
     ),
     Fault(
         "nats: a schedule that moved is fired all the same", "I6", "stores/nats/schedules.py",

@@ -25,6 +25,9 @@ META_LIMIT, META_NAME_LIMIT, META_VALUE_LIMIT = 16, 64, 256
 LATEST_MS = 253_402_300_799_999
 # The name under which stores keep a note of their own among the schedules: see `notes`.
 NOTE = "tickwheel-transfer"
+# How many bytes the text of a record has at most.
+RECORD_BYTES = 64 * 1024
+_KIND = re.compile("[a-z]{1,16}")
 _NAME = re.compile("[A-Za-z0-9_.:-]+")
 
 
@@ -85,6 +88,25 @@ def _check_meta_value(name: str, value: object) -> None:
             f"meta[{name!r}]={shown(value)} has a NUL or a lone surrogate, "
             "which not every store can keep"
         )
+
+
+def checked_records(kind: str, records: Mapping[str, str]) -> dict[str, str]:
+    """Check that every store can keep these records."""
+    if not _KIND.fullmatch(kind):
+        raise BadArguments(f"the kind of a record is 1 to 16 letters a to z, not {shown(kind)}")
+    for name, text in records.items():
+        checked_name("record", name)
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise BadArguments(f"the record {name} has a lone surrogate") from None
+        if size > RECORD_BYTES:
+            raise BadArguments(
+                f"the record {name} has {size:,} bytes, and may have {RECORD_BYTES:,}: store less"
+            )
+        if "\0" in text:
+            raise BadArguments(f"the record {name} has a NUL, which not every store can keep")
+    return dict(records)
 
 
 def checked_job(job: Job) -> Job:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from tickwheel.arguments import decode_result, plain_arguments
 from tickwheel.batch import Batcher
+from tickwheel.checks import checked_records
 from tickwheel.clock import Clock, StoreClock
 from tickwheel.concurrency import bounded_tasks
 from tickwheel.duration import moment, moment_text
 from tickwheel.ends import Ends
-from tickwheel.errors import JobCancelled, JobFailed, JobUnknown, ResultError, ResultTimeout, shown
+from tickwheel.errors import (
+    BadArguments,
+    JobCancelled,
+    JobFailed,
+    JobUnknown,
+    ResultError,
+    ResultTimeout,
+    shown,
+)
 from tickwheel.job import EXPIRED, CancelOutcome, Job, Priority, Progress, Run, State
 from tickwheel.registry import Definition
-from tickwheel.store import Page, Query, QueueInfo, Store, WorkerInfo, job_bytes
+from tickwheel.store import (
+    RECORDS_LIMIT,
+    Page,
+    Query,
+    QueueInfo,
+    Store,
+    WorkerInfo,
+    job_bytes,
+)
 
 # The store's clock is read again when the last reading is this old.
 MEASURE_S = 60.0
@@ -272,6 +289,23 @@ class Client:
 
     async def pause(self, queue: str, paused: bool) -> None:
         await self.store.pause(queue, paused)
+
+    async def put_records(self, kind: str, records: Mapping[str, str]) -> None:
+        """Add or replace records; raises BadArguments for one that not every store can keep."""
+        await self.store.put_records(kind, checked_records(kind, records))
+
+    async def records(
+        self, kind: str, *, after: str = "", limit: int = 100
+    ) -> list[tuple[str, str]]:
+        if not 1 <= limit <= RECORDS_LIMIT:
+            raise BadArguments(f"limit={shown(limit)}: must be from 1 to {RECORDS_LIMIT}")
+        return await self.store.records(kind, after=after, limit=limit)
+
+    async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
+        return await self.store.get_records(kind, names)
+
+    async def delete_records(self, kind: str, names: Sequence[str]) -> list[bool]:
+        return await self.store.delete_records(kind, names)
 
     async def workers(self) -> list[WorkerInfo]:
         return await self.store.workers(now_ms=self.clock.now_ms())

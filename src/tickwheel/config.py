@@ -47,6 +47,7 @@ class Settings:
     log_format: str = "text"
     retention: str = "7d"
     dead_retention: str = "90d"
+    audit_retention: str = "90d"
 
 
 NAMES = tuple(field.name for field in fields(Settings))
@@ -205,6 +206,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "grace": _duration,
     "retention": _duration,
     "dead_retention": _duration,
+    "audit_retention": _duration,
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
 }

@@ -1,10 +1,13 @@
-"""One token bucket as one number: the generic cell rate algorithm (GCRA)."""
+"""One token bucket as one number: the generic cell rate algorithm (GCRA); rates as text."""
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-from tickwheel.errors import BadConfig
+from tickwheel.duration import duration_ms
+from tickwheel.errors import BadConfig, UsageError, shown
 
 MS_NS = 1_000_000
 
@@ -35,3 +38,18 @@ def admit(full_at_ns: int | None, rate: Rate, now_ms: int) -> tuple[int, int]:
     if wait_ns > 0:
         return mark, -(-wait_ns // MS_NS)
     return mark + cost_ns, 0
+
+
+_RATE = re.compile(r"(\d{1,9})/(\S{1,20})")
+
+
+def parse_rate(text: str) -> Rate:
+    """A rate as people write it: "100/s", "10/m" or "5/30s". As many as that come at once."""
+    found = _RATE.fullmatch(text) if isinstance(text, str) else None
+    try:
+        if found is not None:
+            period = found[2] if found[2][0].isdigit() else f"1{found[2]}"
+            return Rate(int(found[1]), duration_ms(period), burst=int(found[1]))
+    except UsageError:
+        pass
+    raise BadConfig(f"{shown(text)} is not a rate; write for example '100/s', '10/m' or '5/30s'")

@@ -27,6 +27,8 @@ _PLAIN = re.compile(r"[\w./\\~ -]*")
 _WORD = re.compile(r"[\w.%~-]*")
 _HOST = re.compile(r"(\[[\w:.%]+\]|[\w.%~-]*)(:\d{0,5})?")
 _VALUE = re.compile(r"[\w.,:/~-]*")
+# The text of an API key: its id is no secret.
+_KEY = re.compile(r"\b(tw_[0-9a-f]+_)\w+")
 _IN_TEXT = re.compile(r"[^\s'\"(]*://\S+|\S+:\S*@\S+|\w*(?:pass|pwd|token)\w*=\S+", re.I)
 # In other URLs, a user without a password may be a token or a password.
 _USER_IS_NO_SECRET = ("postgresql", "postgres")
@@ -48,10 +50,12 @@ def masked(url: str) -> str:
 
 
 def scrubbed(text: str, *secrets: str | None) -> str:
-    """A message of a driver or a shell, without these secrets and without those of URLs in it."""
+    """A message of a driver or a shell, without these secrets and without those of URLs and API
+    keys in it."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         for spelling in (secret, quote(secret), quote(secret, safe=""), repr(secret)[1:-1]):
             text = text.replace(spelling, MASK)
+    text = _KEY.sub(rf"\1{MASK}", text)
     return _IN_TEXT.sub(lambda found: masked(found[0]), text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -46,6 +46,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 # How many jobs `parked` returns at most.
 PARKED_LIMIT = 1000
 
+# How many records a page of `records` has at most: so many of the largest fit into one reply.
+RECORDS_LIMIT = 250
+
 # Texts up to this many characters are not measured exactly.
 SHORT = 4096
 
@@ -66,6 +69,11 @@ def job_bytes(job: Job) -> int:
     if job.history:
         size += sum(len(run.error or "") for run in job.history)
     return size
+
+
+def record_bytes(record: tuple[str, str]) -> int:
+    """About how many bytes a record takes: its name and its text."""
+    return len(record[0]) + _text_bytes(record[1])
 
 
 def settlement_bytes(settlement: Settlement) -> int:
@@ -316,6 +324,31 @@ class Store(Protocol):
         added. Jobs whose id is taken are skipped, as in `add`.
         """
 
+    # --- Records: small named texts, such as API keys and the audit log
+    #
+    # `checks.checked_records` says which kinds, names and texts a store must be able to keep.
+
+    async def put_records(self, kind: str, records: Mapping[str, str]) -> None:
+        """Add each record, or replace the one of its kind and name."""
+
+    async def records(
+        self, kind: str, *, after: str = "", limit: int = 100
+    ) -> list[tuple[str, str]]:
+        """The names and texts of the first `limit` records whose names come after `after`, in the
+        order of their names by code point.
+
+        Fewer than `limit` means that no more follow. `limit` is from 1 to RECORDS_LIMIT, so that
+        the largest page fits into one reply and none is cut. The next page is after the last name
+        of this one; a record that is put or deleted meanwhile may be missed, and no other.
+        """
+
+    async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
+        """The texts of records by name; None if there is none."""
+
+    async def delete_records(self, kind: str, names: Sequence[str]) -> list[bool]:
+        """Delete records; False if there was none. After a lost reply False may mean "by you, a
+        moment ago"."""
+
     # --- Browsing and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
@@ -387,6 +420,16 @@ def checked_text(what: str, text: str) -> str:
             f"{what}={shown(text)} has a lone surrogate, which no store can keep"
         ) from None
     return text
+
+
+def each_once(names: Sequence[str], found: Collection[str]) -> list[bool]:
+    """Whether each name is among those that were found; if it comes twice, only the first time."""
+    left = set(found)
+    answers = []
+    for name in names:
+        answers.append(name in left)
+        left.discard(name)
+    return answers
 
 
 # No page returns a longer cursor.

@@ -10,6 +10,7 @@ import pytest
 from stores import Harness
 from tickwheel.job import Job, Outcome, Run, State, losses
 from tickwheel.notes import Note
+from tickwheel.operate.audit import Entry
 from tickwheel.schedule import Rule, Schedule, read_rule
 from tickwheel.store import WorkerInfo
 
@@ -76,7 +77,7 @@ async def test_a_schedule_of_a_newer_release_ticks(h: Harness) -> None:
     assert (await h.get("tick")).task == "task"
 
 
-@pytest.mark.parametrize("kind", [Job, Run, Schedule, Rule, WorkerInfo, Note])
+@pytest.mark.parametrize("kind", [Job, Run, Schedule, Rule, WorkerInfo, Note, Entry])
 def test_no_record_refuses_fields_that_it_does_not_know(kind: type[Any]) -> None:
     required = {
         field.encode_name: _some(field.type)

@@ -295,15 +295,16 @@ async def allowed(where: str, role: str, subjects: list[str]) -> list[str]:
 STREAM = "TICKWHEEL-default-0"
 ADD, LOOK = "tw.default.0.t.s.mail.1", f"$JS.API.STREAM.MSG.GET.{STREAM}"
 DONE, SCHEDULE = "tw.default.0.t.d.mail.1", "tw.default.0.k.daily"
+RECORD, GROUP = "tw.default.0.n.key-abc.abc", "tw.default.0.g.key.abc"
 TAKE, PAUSE = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.x", f"$JS.API.CONSUMER.PAUSE.{STREAM}.x"
 MOVE = f"$JS.API.CONSUMER.LEADER.STEPDOWN.{STREAM}.x"
 DELETE, OTHER = f"$JS.API.STREAM.DELETE.{STREAM}", "tw.other.0.t.s.mail.1"
-SUBJECTS = [ADD, LOOK, DONE, SCHEDULE, TAKE, MOVE, PAUSE, DELETE, OTHER]
+SUBJECTS = [ADD, LOOK, DONE, SCHEDULE, RECORD, GROUP, TAKE, MOVE, PAUSE, DELETE, OTHER]
 
 
 @pytest.mark.parametrize(
     ("role", "may"),
-    [("producer", SUBJECTS[:2]), ("worker", SUBJECTS[:6]), ("operator", SUBJECTS[:8])],
+    [("producer", SUBJECTS[:2]), ("worker", SUBJECTS[:8]), ("operator", SUBJECTS[:10])],
 )
 async def test_each_role_may_do_its_own_work_alone(
     configured: str, role: str, may: list[str]
@@ -355,6 +356,9 @@ async def test_workers_may_park_and_producers_may_see_and_cancel_what_is_parked(
                 await asyncio.sleep(0.02)
         assert [job.id for job in again] == ["b"]
         assert await producer.parked() == []
+        await worker.put_records("key", {"a": "1", "b": "2"})
+        assert await worker.delete_records("key", ["b"]) == [True]
+        assert await producer.records("key") == await worker.records("key") == [("a", "1")]
         assert await producer.add(jobs[2:]) == [True]
         async with asyncio.timeout(SOON_S):
             while not (parked := await claim(worker, "bill")):

@@ -230,6 +230,27 @@ async def no_schedule(h: NatsHarness, _: Schedule, answer: bool, failed: int) ->
     assert await h.store.schedules() == []
 
 
+async def two_records(h: NatsHarness) -> None:
+    await h.store.put_records("key", {"a": "1", "other-group": "2"})
+
+
+async def put_records(h: NatsHarness, store: Store, _: None) -> None:
+    await store.put_records("key", {"a": "1", "b": "2", "other-group": "3"})
+
+
+async def have_records(h: NatsHarness, *_: object) -> None:
+    assert await h.store.records("key") == [("a", "1"), ("b", "2"), ("other-group", "3")]
+
+
+async def delete_records(h: NatsHarness, store: Store, _: None) -> list[bool]:
+    return await store.delete_records("key", ["a", "other-group"])
+
+
+async def no_records(h: NatsHarness, _: None, answer: list[bool], failed: int) -> None:
+    assert failed or answer == [True, True]
+    assert await h.store.records("key") == []
+
+
 async def fire(h: NatsHarness, store: Store, schedule: Schedule) -> bool:
     return await store.fire(schedule, [h.job("s@1"), h.job("s@2")], next_ms=2)
 
@@ -335,6 +356,8 @@ CASES = {
     "prune": Case(two_dead, prune, pruned),
     "put_schedule": Case(nothing, put_schedule, put),
     "delete_schedule": Case(a_schedule, delete_schedule, no_schedule),
+    "put_records": Case(nothing, put_records, have_records),
+    "delete_records": Case(two_records, delete_records, no_records),
     "fire": Case(a_schedule, fire, fired),
     "pause": Case(one_due, pause, paused),
     "go on": Case(one_paused, go_on, went_on),

@@ -327,3 +327,27 @@ async def until(happened: Callable[[], bool], what: str) -> None:
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"not within {SOON_S} s: {what}") from None
+
+
+# --- Records
+
+
+async def test_records_survive_the_leader_and_what_was_deleted_stays_so(tmp_path: Path) -> None:
+    async with three(tmp_path) as nodes, handles(f"{nodes.url}/ns?replicas=3", 2) as (here, there):
+        await here.put_records("key", {f"{n:04}-{n % 7}": str(n) for n in range(300)})
+        gone = [f"{n:04}-{n % 7}" for n in range(0, 300, 2)]
+        # Whoever asks next sees it, whichever replica is behind.
+        assert await here.delete_records("key", gone) == [True] * len(gone)
+        assert await there.get_records("key", gone) == [None] * len(gone)
+        left = [(f"{n:04}-{n % 7}", str(n)) for n in range(1, 300, 2)]
+        assert await there.records("key", limit=200) == left
+        await whole(here)
+        name = await leader(here)
+        [node] = [each for each in nodes.nodes if each.name == name]
+        await node.kill()
+        async with asyncio.timeout(SOON_S):
+            while True:
+                with contextlib.suppress(StoreUnavailable):
+                    assert await there.records("key", limit=200) == left
+                    break
+                await asyncio.sleep(0.2)

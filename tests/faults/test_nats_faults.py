@@ -382,6 +382,24 @@ async def opened(url: str) -> AsyncIterator[Store]:
 # --- The server is killed
 
 
+async def test_a_deleted_record_is_not_back_after_the_server_was_killed(tmp_path: Path) -> None:
+    server = await start_server(tmp_path / "server", durability="strict")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop)
+        store = await stack.enter_async_context(opened(server.url))
+        for n in range(5):
+            await store.put_records("key", {"kept": f"{n}", f"revoked-{n}": "secret"})
+            assert await store.delete_records("key", [f"revoked-{n}"]) == [True]
+            await server.kill()
+            await server.start()
+            async with asyncio.timeout(30):
+                while True:
+                    with contextlib.suppress(StoreUnavailable):
+                        assert await store.records("key") == [("kept", f"{n}")]
+                        break
+                    await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_server_killed_again_and_again_loses_nothing(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -142,6 +142,9 @@ async def test_every_step_but_an_add_works_while_the_store_is_full(
                 name="w", host="h", pid=1, version="0", queues=(), concurrency=1,
                 started_ms=h.now, seen_ms=h.now, gone_after_ms=5_000,
             )  # fmt: skip
+            await other.put_records("key", {"a": "1", "b": "2"})
+            assert await other.delete_records("key", ["a"]) == [True]
+            assert await store.records("key") == [("b", "2")]
             await other.beat(info)
             assert len(await other.workers(now_ms=h.now)) == 1
             assert await other.delete(ids[:50]) == [True] * 50

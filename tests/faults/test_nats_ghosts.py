@@ -17,7 +17,7 @@ from stores import NatsHarness, nats_server
 from tickwheel import job as life
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import CancelOutcome, Job, Outcome, State
-from tickwheel.stores.nats import steps
+from tickwheel.stores.nats import records, steps
 from tickwheel.stores.nats.shard import Shard
 from tickwheel.stores.nats.steps import ReadyMessage, Step
 from tickwheel.stores.nats.store import NatsStore
@@ -242,3 +242,57 @@ async def test_a_message_in_doubt_is_claimed_only_as_it_was_seen(nats: NatsHarne
     assert await claimed(shard(other), [msgspec.structs.replace(message, again=True)]) == []
     [again] = await nats.claim(1)
     assert again.attempt == 2
+
+
+# --- Records
+
+
+async def test_a_deleted_record_is_not_back_when_its_removal_is_forgotten(
+    nats: NatsHarness,
+) -> None:
+    """What takes its place is stored, as every message is, before the delete returns."""
+    await nats.store.put_records("key", {"revoked": "1", "kept": "2"})
+    await nats.store.delete_records("key", ["revoked"])
+    stream, prefix = shard(nats.store).stream, shard(nats.store).layout.prefix
+    [(_, _, body)] = await stream.last_of([f"{prefix}.n.key-revoked.revoked"])
+    assert body == b""
+    assert await nats.store.records("key") == [("kept", "2")]
+
+
+async def test_what_a_deleted_record_leaves_goes_by_itself(
+    nats: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "GONE", "Nats-TTL: 1s\r\n")
+    await nats.store.put_records("key", {"longer-than-8": "1"})
+    assert await nats.store.delete_records("key", ["longer-than-8"]) == [True]
+    async with asyncio.timeout(30):
+        # Also the note of its group, once a page has found no record in it.
+        while await messages_of_records(nats):
+            assert await nats.store.records("key") == []
+            await asyncio.sleep(0.1)
+    await nats.store.put_records("key", {"longer-than-8": "2"})
+    assert await nats.store.records("key") == [("longer-than-8", "2")]
+
+
+async def messages_of_records(nats: NatsHarness) -> list[str]:
+    stream, prefix = shard(nats.store).stream, shard(nats.store).layout.prefix
+    found = await stream.last_of([f"{prefix}.n.*.*", f"{prefix}.g.*.*"])
+    return [subject for subject, _, _ in found]
+
+
+async def test_a_note_is_kept_if_a_record_comes_while_a_page_finds_none(
+    nats: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await nats.store.put_records("key", {"a": "1"})
+    stream, prefix = shard(nats.store).stream, shard(nats.store).layout.prefix
+    await stream.purge(f"{prefix}.n.key-a.a")
+    purge = stream.purge
+
+    async def put_first(subject: str, *, before_seq: int | None = None) -> int:
+        await other.put_records("key", {"a": "2"})
+        return await purge(subject, before_seq=before_seq)
+
+    other = await nats.new_handle()
+    monkeypatch.setattr(stream, "purge", put_first)
+    assert await nats.store.records("key") == []
+    assert await other.records("key") == [("a", "2")]

@@ -600,8 +600,15 @@ def grants(schema: str, role: str) -> list[str]:
         f"grant usage on schema {schema} to {role}",
         f"grant select on {schema}.version, {schema}.job_meta to {role}",
         f"grant select, insert, update, delete on {schema}.job, {schema}.tally, {schema}.paused, "
-        f"{schema}.schedule, {schema}.worker, {schema}.bucket to {role}",
+        f"{schema}.schedule, {schema}.record, {schema}.worker, {schema}.bucket to {role}",
     ]
+
+
+async def records_work(store: PostgresStore) -> None:
+    await store.put_records("key", {"a": "1", "b": "2"})
+    await store.put_records("key", {"a": "new"})
+    assert await store.records("key") == [("a", "new"), ("b", "2")]
+    assert await store.delete_records("key", ["b"]) == [True]
 
 
 def url_of(role: str, schema: str) -> str:
@@ -634,6 +641,7 @@ async def test_the_least_rights_are_enough_for_a_whole_life(schema: str, role: s
         await store.pause("default", True)
         await store.pause("default", False)
         assert await store.prune([State.DONE], before_ms=now_ms + 1, limit=10) == 1
+        await records_work(store)
         await store.durability()
         assert not [each for each in await store.findings() if each.level is Level.BAD]
 
@@ -686,6 +694,7 @@ async def test_an_older_schema_is_for_its_owner_to_upgrade(
 
 
 OLDER = range(1, len(parts_of("tickwheel")))
+BEFORE_RECORDS = next(n for n, part in enumerate(parts_of("tickwheel")) if ".record" in part)
 BEFORE_META = next(n for n, part in enumerate(parts_of("tickwheel")) if "job_meta" in part)
 
 
@@ -714,6 +723,7 @@ async def test_the_schema_of_an_older_release_is_upgraded_with_its_jobs(
         assert await store.settle(parked, now_ms=now_ms) == [True, True]
         assert await claim(store) == []
         assert [each.waiting for each in await store.queues()] == [2]
+        await records_work(store)
         known = len(parts_of(schema))
         assert await PostgresStore.migrate(url, dry_run=True) == (known, known, "")
 
@@ -737,6 +747,21 @@ async def test_who_could_read_jobs_before_an_upgrade_can_find_them_by_meta_after
         assert await store.delete(["a"]) == [True]
         page = await store.find(Query(meta=("customer", "42")))
         assert [each.id for each in page.jobs] == ["b"]
+        await records_work(store)
+
+
+async def test_who_could_only_read_schedules_before_an_upgrade_can_only_read_records_after_it(
+    schema: str, role: str
+) -> None:
+    make_older(shared_server(), schema, BEFORE_RECORDS)
+    shared_server().execute(f"grant usage on schema {schema} to {role}")
+    for table in ("version", "schedule"):
+        shared_server().execute(f"grant select on {schema}.{table} to {role}")
+    await PostgresStore.migrate(f"{shared_server().url}?schema={schema}", dry_run=False)
+    async with opened(url_of(role, schema)) as store:
+        assert await store.records("key") == []
+        with pytest.raises(StoreError, match=r"docs/postgresql\.md"):
+            await store.put_records("key", {"a": "1"})
 
 
 # --- Logical replication

@@ -146,6 +146,13 @@ async def _fire(trial: Trial) -> None:
     await trial.store.fire(schedule, trial.jobs(1), next_ms=NOW + 1000)
 
 
+async def _records(trial: Trial) -> None:
+    await trial.store.put_records("key", dict.fromkeys(IDS, "text"))
+    assert len(await trial.store.records("key", after=IDS[0], limit=10)) == 10
+    assert await trial.store.get_records("key", IDS[:2]) == ["text"] * 2
+    assert all(await trial.store.delete_records("key", IDS))
+
+
 async def _find(trial: Trial, query: Query) -> None:
     page = await trial.store.find(query, limit=20)
     if page.cursor is not None:
@@ -206,6 +213,7 @@ STEPS: dict[str, Step] = {
     "parked": lambda trial: trial.store.parked(),
     "asked": lambda trial: trial.store.cancel_requests("w", now_ms=NOW, until_ms=NOW),
     "fire": _fire,
+    "records": _records,
     "get": lambda trial: trial.store.get(IDS),
     "queues": lambda trial: trial.store.queues(),
     "beat": _beat,

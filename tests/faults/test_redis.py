@@ -355,6 +355,14 @@ async def test_a_fire_whose_reply_was_lost_happened_once(server: RedisServer) ->
         assert [info.waiting for info in await store.queues()] == [1]
 
 
+async def test_a_put_of_records_whose_reply_was_lost_happened_once(server: RedisServer) -> None:
+    async with losing_replies(server) as (store, proxy):
+        await repeated(proxy, lambda: store.put_records("key", {"a": "1"}))
+        assert await store.records("key") == [("a", "1")]
+        assert await repeated(proxy, lambda: store.delete_records("key", ["a"])) == [False]
+        assert await store.records("key") == []
+
+
 async def test_a_claim_whose_reply_was_lost_costs_one_lease(server: RedisServer) -> None:
     async with losing_replies(server) as (store, proxy):
         await store.add([job()])
@@ -548,6 +556,7 @@ async def test_a_full_server_refuses_jobs_whole_and_goes_on_with_those_it_has(
 ) -> None:
     async with opened(server.url) as store:
         stored = await store.put_schedule(Schedule(name="s", rule="{}", next_ms=NOW))
+        await store.put_records("key", {"a": "1"})
         await store.add([job(f"old {n}") for n in range(10)])
         await store.settle([done(held) for held in await claim(store)], now_ms=NOW)
         await store.add([job("a"), job("b"), job("c", due_ms=NOW + 60_000)])
@@ -558,6 +567,10 @@ async def test_a_full_server_refuses_jobs_whole_and_goes_on_with_those_it_has(
             await store.fire(stored, [job("new")], next_ms=NOW + 1)
         assert (await store.get(["new"])) == [None]
         assert await store.schedules() == [stored]
+        with pytest.raises(StoreUnavailable, match="OOM"):
+            await store.put_records("key", {"b": "2"})
+        assert await store.records("key") == [("a", "1")]
+        assert await store.delete_records("key", ["a"]) == [True]
         # All else is part of a job's way to its end, or of an operator's.
         async with opened(server.url) as late:
             a, b = await claim(late)
@@ -711,6 +724,10 @@ async def a_whole_life(store: Store) -> None:
     stored = await store.put_schedule(Schedule(name="s", rule="{}", next_ms=NOW))
     assert await store.fire(stored, [job("tick")], next_ms=None)
     assert await store.schedules() and await store.delete_schedule("s")
+    await store.put_records("key", {"a": "1"})
+    assert await store.records("key") == [("a", "1")]
+    assert await store.get_records("key", ["a"]) == ["1"]
+    assert await store.delete_records("key", ["a"]) == [True]
     page = await store.find(Query(), limit=1)
     page = await store.find(Query(), limit=1, cursor=page.cursor)
     assert len(page.jobs) == 1

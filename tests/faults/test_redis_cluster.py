@@ -129,6 +129,7 @@ async def a_store_with_everything(
     await store.cancel(["cancelled"], now_ms=NOW)
     await store.pause("other", True)
     schedule = await store.put_schedule(Schedule(name="s", rule="{}", next_ms=NOW))
+    await store.put_records("key", {"a": "1"})
     await store.beat(worker("ann"))
     await somebody_waits(store, cluster)
     rate = Rate(limit=1, period_ms=1000)
@@ -152,6 +153,9 @@ async def a_store_with_everything(
         "delete": lambda: store.delete(["done"]),
         "fire": lambda: store.fire(schedule, [job("tick")], next_ms=NOW + 1),
         "put a schedule": lambda: store.put_schedule(Schedule(name="t", rule="{}", next_ms=NOW)),
+        "put records": lambda: store.put_records("key", {"b": "2"}),
+        "records": lambda: store.records("key"),
+        "delete records": lambda: store.delete_records("key", ["a"]),
         "pause": lambda: store.pause("default", True),
         "throttle": lambda: store.throttle("key", rate, now_ms=NOW + 2000),
         "beat": lambda: store.beat(worker("bob")),
@@ -181,7 +185,8 @@ async def all_of(store: Store) -> object:
         *("parked", "known"),
     ]
     workers = await store.workers(now_ms=NOW)
-    return await store.get(ids), await store.queues(), await store.schedules(), workers
+    records = await store.get_records("key", ["a", "b"])
+    return await store.get(ids), await store.queues(), await store.schedules(), records, workers
 
 
 @pytest.mark.usefixtures("no_patience")

@@ -77,6 +77,11 @@ async def test_every_step_names_its_keys_and_leaves_nothing(server: RedisServer)
         ended = [State.DONE, State.CANCELLED]
         assert await store.prune(ended, before_ms=late + 1, limit=10) == 2
         assert left(server) == []
+        await store.put_records("key", {"a": "1"})
+        assert await store.records("key") == [("a", "1")]
+        assert await store.delete_records("key", ["a"]) == [True]
+        for key in ("record:key", "records:key"):
+            assert server.command("EXISTS", ROOT + key) == b":0\r\n"
 
 
 @pytest.mark.usefixtures("strict")

@@ -97,6 +97,7 @@ class Model:
         # Each change of the schedule is a version of its own; None while there is no schedule.
         self.version: int | None = None
         self.versions = 0
+        self.records: dict[str, str] = {}
 
     def add(self, id: str, record: Record) -> bool:
         if id in self.jobs:

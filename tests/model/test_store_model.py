@@ -34,6 +34,7 @@ T = TypeVar("T")
 # Few of everything, so that steps meet one another.
 IDS = ("a", "b", "c")
 QUEUES = ("q1", "q2")
+RECORDS = ("a", "a.b", "longer-than-8", "longer-than-9", "longer-")
 WORKERS = ("ann", "bob")
 TASKS = ("mail", "bill")
 KINDS = (
@@ -64,6 +65,7 @@ LONG = 1_000_000
 
 # Often due at once, or on either side of what is handed out ahead.
 delays = st.sampled_from([0, 0, 0, 500, 1000, 1001, 5000])
+record_names = st.lists(st.sampled_from(RECORDS), min_size=1, max_size=3)
 id_lists = st.lists(st.sampled_from(IDS), min_size=1, max_size=3)
 
 
@@ -426,6 +428,25 @@ class StoreMachine(RuleBasedStateMachine):
             self.pause(queue, False)
         self.pass_time(5 * LEASE)
         self.claim(QUEUES, "ann", 10, LEASE, ())
+
+    # --- Records
+
+    @rule(names=record_names, text=st.sampled_from(["", "1", "two"]))
+    def put_records(self, names: list[str], text: str) -> None:
+        self.run(self.h.store.put_records("key", dict.fromkeys(names, text)))
+        self.model.records |= dict.fromkeys(names, text)
+
+    @rule(names=record_names)
+    def delete_records(self, names: list[str]) -> None:
+        expected = [self.model.records.pop(name, None) is not None for name in names]
+        assert self.run(self.h.store.delete_records("key", names)) == expected
+
+    @rule(after=st.sampled_from(["", *RECORDS]), limit=st.integers(1, 5))
+    def page_records(self, after: str, limit: int) -> None:
+        expected = [each for each in sorted(self.model.records.items()) if each[0] > after][:limit]
+        assert self.run(self.h.store.records("key", after=after, limit=limit)) == expected
+        found = self.run(self.h.store.get_records("key", RECORDS))
+        assert found == [self.model.records.get(name) for name in RECORDS]
 
     # --- The schedule
 

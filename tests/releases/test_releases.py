@@ -212,6 +212,8 @@ async def _what_is_new(app: App) -> None:
     )
     assert await client.store.add([tagged]) == [True]
     assert [info.id async for info in app.find_all(meta={"customer": "42"})] == ["tagged"]
+    await client.put_records("key", {"a": "1"})
+    assert await client.records("key") == [("a", "1")]
 
 
 async def _until_all_end(app: App) -> None:

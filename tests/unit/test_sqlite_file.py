@@ -115,6 +115,9 @@ async def test_a_file_of_an_earlier_release_is_upgraded_with_its_jobs(
     assert await stores[3].add([tagged]) == [True]
     assert (await store.find(Query(meta=("customer", "42")))).jobs == [tagged]
 
+    await store.put_records("key", {"a": "1"})
+    assert await stores[2].records("key") == [("a", "1")]
+
     [held] = await store.claim(["q"], worker="w", limit=10, now_ms=1000, lease_ms=1000)
     parks = [park(held, ended_ms=1000), park(running, ended_ms=1000)]
     assert await store.settle(parks, now_ms=1000) == [True, True]

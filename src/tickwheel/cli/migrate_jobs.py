@@ -26,8 +26,8 @@ def migrate_jobs(source: str, target: str, dry_run: bool, yes: bool, as_json: bo
     """Move waiting jobs and schedules from one store to another.
 
     Workers may keep running on both stores; the queues of FROM are paused during the move. Running
-    jobs stay and end in FROM. If a move is interrupted, run the same command again to finish it.
-    Point the programs that add jobs at TO first.
+    jobs stay and end in FROM, and so do API keys and the audit log. If a move is interrupted, run
+    the same command again to finish it. Point the programs that add jobs at TO first.
     """
     import asyncio
 

@@ -40,6 +40,8 @@ COMMANDS = (
     "queues",
     "schedules",
     "workers",
+    "keys",
+    "audit",
     "explain",
     "top",
     "doctor",

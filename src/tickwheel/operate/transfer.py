@@ -4,7 +4,8 @@ A job is in one store at a time. During the move the queues of the old store are
 worker starts a job that is about to move. Each job is cancelled in the old store, added to the new
 one with its counters and history, and then deleted from the old one. Jobs in transit are first
 noted in the old store, so that the next move finishes one that was interrupted. A job that a worker
-holds stays and ends there, or returns to waiting and is moved then.
+holds stays and ends there, or returns to waiting and is moved then. Records (API keys, the audit
+log) stay behind.
 """
 
 from __future__ import annotations

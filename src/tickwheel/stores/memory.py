@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -33,6 +33,7 @@ from tickwheel.store import (
     QueueInfo,
     Tell,
     WorkerInfo,
+    each_once,
     job_bytes,
     not_a_cursor,
 )
@@ -68,6 +69,7 @@ class MemoryStore:
         self._paused: set[str] = set()
         self._counts: defaultdict[str, Counter[State]] = defaultdict(Counter)
         self._schedules: dict[str, Schedule] = {}
+        self._records: dict[str, dict[str, str]] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._buckets: dict[str, int] = {}
         self._waiters = Waiters()
@@ -383,6 +385,31 @@ class MemoryStore:
             )
             self._waiters.notify()
         return True
+
+    # --- Records
+
+    async def put_records(self, kind: str, records: Mapping[str, str]) -> None:
+        with self._lock:
+            self._records.setdefault(kind, {}).update(records)
+
+    async def records(
+        self, kind: str, *, after: str = "", limit: int = 100
+    ) -> list[tuple[str, str]]:
+        with self._lock:
+            found = self._records.get(kind, {})
+            names = heapq.nsmallest(limit, (name for name in found if name > after))
+            return [(name, found[name]) for name in names]
+
+    async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
+        with self._lock:
+            found = self._records.get(kind, {})
+            return [found.get(name) for name in names]
+
+    async def delete_records(self, kind: str, names: Sequence[str]) -> list[bool]:
+        with self._lock:
+            found = self._records.get(kind, {})
+            gone = {name for name in names if found.pop(name, None) is not None}
+        return each_once(names, gone)
 
     # --- Browsing and operating
 

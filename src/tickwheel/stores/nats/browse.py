@@ -1,4 +1,4 @@
-"""Browsing a stream: pages of jobs, and counts."""
+"""Browsing a stream: pages of jobs, counts, workers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from tickwheel.batch import BATCH_BYTES
 from tickwheel.job import Job, State
-from tickwheel.store import CURSOR_LIMIT, Query, QueueInfo, job_bytes, not_a_cursor
+from tickwheel.store import (
+    CURSOR_LIMIT,
+    Query,
+    QueueInfo,
+    WorkerInfo,
+    job_bytes,
+    not_a_cursor,
+)
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.consumers import RUNNING
 from tickwheel.stores.nats.jobs import Jobs
@@ -27,6 +36,7 @@ _CURSOR = re.compile(
     rf"\d{{1,4}}(-\d{{1,4}})*:((\d{{1,4}}|{steps.PARKED}[^.\s]{{1,1000}})\.\d{{1,18}})?", re.ASCII
 )
 
+_as_worker = msgspec.json.Decoder(WorkerInfo).decode
 _RUNNING = (*steps.RUNNING, *steps.CANCELLING)
 
 
@@ -178,6 +188,12 @@ _STATES = {
     steps.CANCELLED: State.CANCELLED,
     **{f"r{priority}": State.WAITING for priority in steps.PRIORITIES},
 }
+
+
+def alive(bodies: Iterable[bytes], now_ms: int) -> list[WorkerInfo]:
+    """The workers in these messages that were seen recently, by name."""
+    seen = (each for each in map(_as_worker, bodies) if now_ms - each.seen_ms <= each.gone_after_ms)
+    return sorted(seen, key=lambda worker: worker.name)
 
 
 def counted(consumers: Iterable[dict[str, Any]], spare: Iterable[Standing]) -> list[QueueInfo]:

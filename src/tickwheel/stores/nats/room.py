@@ -193,14 +193,14 @@ class Room:
                 await self._give()
         return [None if isinstance(seq, StoreFull) else seq for seq in seqs]
 
-    async def store(self, step: Step) -> int | None:
-        """Store one message that is not a job, in the same way. Raises StoreFull."""
+    async def store(self, *steps: Step) -> int | None:
+        """Store messages that are not jobs, all or none, in the same way. Raises StoreFull."""
         try:
-            return await self._stream.store([step])
+            return await self._stream.store(steps)
         except StoreFull:
             if not await self._give():
                 raise
-            return await self._stream.store([step])
+            return await self._stream.store(steps)
 
     async def _give(self) -> bool:
         """Remove a few blocks to make room; False if none are left."""

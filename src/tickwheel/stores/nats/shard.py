@@ -14,6 +14,7 @@ from tickwheel.stores.nats.delivery import ALL, Delivery, message_bytes
 from tickwheel.stores.nats.jobs import PARALLEL, Jobs
 from tickwheel.stores.nats.late import Late
 from tickwheel.stores.nats.parked import Arrivals, Parked, arrivals_of
+from tickwheel.stores.nats.records import Records
 from tickwheel.stores.nats.room import FEW_BYTES, Room
 from tickwheel.stores.nats.schedules import Schedules
 from tickwheel.stores.nats.steps import Layout, ReadyMessage, Standing
@@ -49,6 +50,7 @@ class Shard:
         self.jobs = Jobs(self.stream, self.layout, self.room, now_ms)
         self.late = Late(self.stream, self.layout, self.room, self.jobs, now_ms)
         self.schedules = Schedules(self.stream, self.layout, self.room, self.jobs)
+        self.records = Records(self.stream, self.layout, self.room)
         self.parked = Parked(self.stream, self.layout, now_ms)
         self.delivery = Delivery(wire, self.stream, self.layout, self.jobs, self.parked)
         self.finder = Finder(self.stream, self.layout, self.jobs, self.parked)

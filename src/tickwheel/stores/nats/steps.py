@@ -10,6 +10,8 @@ One message per job, which moves. Subjects, below a prefix such as `tw.default.0
     t.q.<queue>.%<line>        a note: there may be parked jobs in this line
     r.<queue>.<priority>.<id>  ready: the job waits and can be claimed, or its lease ran out
     k.<name>                   a schedule of ours: cron and intervals
+    n.<kind>-<group>.<name>    a record; a group is how its name begins
+    g.<kind>.<group>           a note: there may be records in this group
     w.<name>, b.<key>          a running worker; the state of a rate limit
 
 What is stored under `t` is the truth, and only we write it. A ready message may also be written by

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -35,12 +35,13 @@ from tickwheel.store import (
     QueueInfo,
     Tell,
     WorkerInfo,
+    each_once,
     job_bytes,
 )
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.answers import nanoseconds
 from tickwheel.stores.nats.away import Away
-from tickwheel.stores.nats.browse import counted, cursor_at, parse_cursor
+from tickwheel.stores.nats.browse import alive, counted, cursor_at, parse_cursor
 from tickwheel.stores.nats.ends import Ends
 from tickwheel.stores.nats.health import durability_of, findings_of
 from tickwheel.stores.nats.parked import Arrivals, Part
@@ -433,13 +434,13 @@ class NatsStore:
         done: set[str] = set()
         for shard, mine in self._portions(ids):
             done |= await shard.jobs.rerun(mine, now_ms=now_ms)
-        return _once(ids, done)
+        return each_once(ids, done)
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
         done: set[str] = set()
         for shard, mine in self._portions(ids):
             done |= await shard.jobs.delete(mine)
-        return _once(ids, done)
+        return each_once(ids, done)
 
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         pruned = 0
@@ -478,6 +479,23 @@ class NatsStore:
         await self._keep_watch()
         await shard.prepare(jobs)
         return await shard.schedules.fire(schedule, jobs, next_ms=next_ms)
+
+    # --- Records: those of a kind are in one shard
+
+    async def put_records(self, kind: str, records: Mapping[str, str]) -> None:
+        await self._shard(kind).records.put(kind, records)
+
+    async def records(
+        self, kind: str, *, after: str = "", limit: int = 100
+    ) -> list[tuple[str, str]]:
+        return await self._shard(kind).records.page(kind, after, limit)
+
+    async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
+        found = await self._shard(kind).records.get(kind, names)
+        return [found.get(name) for name in names]
+
+    async def delete_records(self, kind: str, names: Sequence[str]) -> list[bool]:
+        return each_once(names, await self._shard(kind).records.delete(kind, names))
 
     # --- Browse and operate
 
@@ -550,9 +568,7 @@ class NatsStore:
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
         shard = self._shard("")
         found = await shard.stream.all_of(f"{shard.layout.prefix}.w.*")
-        workers = [_as_worker(body) for _, _, body in found]
-        alive = [each for each in workers if now_ms - each.seen_ms <= each.gone_after_ms]
-        return sorted(alive, key=lambda worker: worker.name)
+        return alive([body for _, _, body in found], now_ms)
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
         shard = self._shard(key)
@@ -575,21 +591,10 @@ class NatsStore:
         return await durability_of(self._options, self._first.stream)
 
     async def findings(self) -> list[Finding]:
-        if self._wire is None:
+        wire, streams = self._wire, [shard.stream for shard in self._shards]
+        if wire is None:
             raise StoreUnavailable("the store is closed")
-        return await findings_of(
-            self._options, self._wire, [shard.stream for shard in self._shards]
-        )
+        return await findings_of(self._options, wire, streams)
 
 
-_as_worker = msgspec.json.Decoder(WorkerInfo).decode
 _arrivals = msgspec.json.Decoder(tuple[int, list[tuple[Line, Part]]]).decode
-
-
-def _once(ids: Sequence[str], done: set[str]) -> list[bool]:
-    """An answer for each id; if one comes twice, the first one counts."""
-    answers = []
-    for id in ids:
-        answers.append(id in done)
-        done.discard(id)
-    return answers

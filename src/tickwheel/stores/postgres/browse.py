@@ -130,6 +130,28 @@ async def parked(db: Connection, schema: str) -> list[Job]:
 # --- Schedules, queues and workers
 
 
+async def records(
+    db: Connection, schema: str, kind: str, after: str, limit: int
+) -> list[tuple[Any, ...]]:
+    cursor = await db.execute(
+        f"""select name, body from {schema}.record where kind = %s and name > %s
+            order by name limit %s""",
+        (kind, after, limit),
+    )
+    return await cursor.fetchall()
+
+
+async def get_records(
+    db: Connection, schema: str, kind: str, names: Sequence[str]
+) -> list[str | None]:
+    cursor = await db.execute(
+        f"select name, body from {schema}.record where kind = %s and name = any(%s)",
+        (kind, list(names)),
+    )
+    found = {name: body for name, body in await cursor.fetchall()}
+    return [found.get(name) for name in names]
+
+
 async def schedules(db: Connection, schema: str) -> list[Schedule]:
     cursor = await db.execute(
         f"""select name, rule, next_ms, paused, last_id, fence from {schema}.schedule

@@ -430,3 +430,29 @@ end $$;
 create trigger job_ended after update on tickwheel.job
     referencing new table as ended
     for each statement execute function tickwheel.job_ended();
+
+-- part 7
+
+-- Small named texts, such as API keys.
+create table tickwheel.record (
+    kind text not null collate "C",
+    name text not null collate "C",
+    body text not null,
+    primary key (kind, name)
+);
+
+-- Whoever may do something with schedules may do the same with records.
+do $$
+declare
+    reader oid;
+    privilege text;
+begin
+    for reader, privilege in
+        select distinct grantee, privilege_type from pg_class, aclexplode(relacl)
+        where oid = 'tickwheel.schedule'::regclass and grantee <> relowner
+          and privilege_type in ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+    loop
+        execute format('grant %s on tickwheel.record to %s', privilege,
+                       case reader when 0 then 'public' else reader::regrole::text end);
+    end loop;
+end $$;

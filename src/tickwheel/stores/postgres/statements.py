@@ -418,6 +418,31 @@ async def delete_schedule(db: Connection, schema: str, name: str) -> bool:
     return cursor.rowcount > 0
 
 
+# --- Records
+
+
+async def put_records(
+    db: Connection, schema: str, kind: str, records: Sequence[tuple[str, str]]
+) -> None:
+    # In one order, so that two who put the same records don't wait for each other.
+    names, bodies = zip(*sorted(records), strict=True)
+    await db.execute(
+        f"""insert into {schema}.record
+            select %s, name, body from unnest(%s::text[], %s::text[]) as new(name, body)
+            on conflict (kind, name) do update set body = excluded.body""",
+        (kind, list(names), list(bodies)),
+    )
+
+
+async def delete_records(db: Connection, schema: str, kind: str, names: Sequence[str]) -> list[str]:
+    """Returns the names of those that there were."""
+    cursor = await db.execute(
+        f"delete from {schema}.record where kind = %s and name = any(%s) returning name",
+        (kind, list(names)),
+    )
+    return [name for (name,) in await cursor.fetchall()]
+
+
 # --- Queues and their counts
 
 

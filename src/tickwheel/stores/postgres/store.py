@@ -8,7 +8,7 @@ server's settings. `statements` and `claiming` have the steps, `browse` has what
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from tickwheel.job import CancelOutcome, Job, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    RECORDS_LIMIT,
     Durability,
     Finding,
     Page,
@@ -28,7 +29,9 @@ from tickwheel.store import (
     QueueInfo,
     Tell,
     WorkerInfo,
+    each_once,
     job_bytes,
+    record_bytes,
     settlement_bytes,
 )
 from tickwheel.transaction import Statement
@@ -291,6 +294,30 @@ class PostgresStore:
         fired = await self._step(statements.fire, schedule, jobs, next_ms)
         self._notify()
         return fired
+
+    # --- Records
+
+    async def put_records(self, kind: str, records: Mapping[str, str]) -> None:
+        for some in portions(list(records.items()), record_bytes):
+            await self._run(statements.put_records, kind, some)
+
+    async def records(
+        self, kind: str, *, after: str = "", limit: int = 100
+    ) -> list[tuple[str, str]]:
+        rows = await self._run(browse.records, kind, after, limit)
+        return [(name, text) for name, text in rows]
+
+    async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
+        found: list[str | None] = []
+        for some in portions(names, most=RECORDS_LIMIT):
+            found += await self._run(browse.get_records, kind, some)
+        return found
+
+    async def delete_records(self, kind: str, names: Sequence[str]) -> list[bool]:
+        gone: list[str] = []
+        for some in portions(names):
+            gone += await self._run(statements.delete_records, kind, some)
+        return each_once(names, gone)
 
     # --- Browsing and operating
 

@@ -163,6 +163,16 @@ async def schedules(wire: Wire) -> list[Schedule]:
     return sorted(map(records.read_schedule, found), key=lambda schedule: schedule.name)
 
 
+async def records_of(wire: Wire, kind: str, after: str, limit: int) -> list[tuple[str, str]]:
+    names, texts = await wire.step("records", kind, after, limit, keys=keys.of_records(kind))
+    return [(name.decode(), text.decode()) for name, text in zip(names, texts, strict=True)]
+
+
+async def get_records(wire: Wire, kind: str, names: Sequence[str]) -> list[str | None]:
+    found = await wire.send("HMGET", wire.key(keys.of_records(kind)[0]), *names)
+    return [None if text is None else text.decode() for text in found]
+
+
 async def workers(wire: Wire, now_ms: int) -> list[WorkerInfo]:
     found = map(_worker, await wire.send("HVALS", wire.key("worker")))
     alive = (each for each in found if each.seen_ms + each.gone_after_ms > now_ms)

@@ -16,6 +16,11 @@ META = ("meta", "tags")
 OPENING = ("probe", "queues")
 
 
+def of_records(kind: str) -> list[str]:
+    """The texts of the records of this kind, and their names."""
+    return [f"record:{kind}", f"records:{kind}"]
+
+
 def of_places(places: Iterable[str]) -> list[str]:
     """The sets that a job in one of these places ("<rank>:<queue>") may be in, unless parked."""
     found = []

@@ -31,6 +31,8 @@
 --   asked             zset  "<worker>\n<id>" of running jobs that were asked to stop: all scores are 0
 --   sleep             hash  queue → a job that is due before this time wakes somebody who waits
 --   schedule          hash  name → "<fence> <JSON>"
+--   record:<kind>     hash  name → text: small named texts, such as API keys
+--   records:<kind>    zset  the names of these: all scores are 0
 --   worker            hash  name → JSON
 --   gone              zset  names of workers, by the time from which they count as gone
 --   bucket:<key>      text  when a bucket is full again: "<milliseconds> <nanoseconds>"
@@ -786,6 +788,34 @@ function step.schedule(name, schedule, fence)
   if fence and not unchanged(name, fence) then return 0 end
   call('HSET', SCHEDULE, name, schedule)
   return 1
+end
+
+-- Refused if memory is full, so the hash, which needs memory, comes first.
+function step.put_records(kind, names, texts)
+  local bodies, sorted = {}, {}
+  for i, name in ipairs(names) do
+    put(bodies, ROOT .. 'record:' .. kind, name, texts[i])
+    put(sorted, ROOT .. 'records:' .. kind, '0', name)
+  end
+  write('HSET', bodies)
+  write('ZADD', sorted)
+end
+
+-- Names and texts of the first records after this name.
+function step.records(kind, after, limit)
+  local least = after == '' and '-' or '(' .. after
+  local names = call('ZRANGEBYLEX', ROOT .. 'records:' .. kind, least, '+', 'LIMIT', 0, limit)
+  return {names, values(ROOT .. 'record:' .. kind, names)}
+end
+
+-- Returns 1 for each that there was, and 0 for the others.
+function step.delete_records(kind, names)
+  local flags = {}
+  for i, name in ipairs(names) do
+    flags[i] = call('HDEL', ROOT .. 'record:' .. kind, name)
+    call('ZREM', ROOT .. 'records:' .. kind, name)
+  end
+  return table.concat(flags)
 end
 
 -- Store a worker until the time `gone`, or remove it if that is false.

@@ -8,7 +8,7 @@ All steps go by the `now_ms` that they are given; only `time_ns` reads the serve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    RECORDS_LIMIT,
     Durability,
     Finding,
     Page,
@@ -30,6 +31,7 @@ from tickwheel.store import (
     Tell,
     WorkerInfo,
     job_bytes,
+    record_bytes,
     settlement_bytes,
 )
 from tickwheel.stores.redis import browse, health, keys, records
@@ -349,6 +351,31 @@ class RedisStore:
             keys=_keys_of(columns),
         )
         return bool(fired)
+
+    # --- Records
+
+    async def put_records(self, kind: str, records: Mapping[str, str]) -> None:
+        for some in portions(list(records.items()), record_bytes):
+            names, texts = zip(*some, strict=True)
+            await self._step("put_records", kind, names, texts, keys=keys.of_records(kind))
+
+    async def records(
+        self, kind: str, *, after: str = "", limit: int = 100
+    ) -> list[tuple[str, str]]:
+        return await browse.records_of(self._open_wire, kind, after, limit)
+
+    async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
+        found: list[str | None] = []
+        for some in portions(names, most=RECORDS_LIMIT):
+            found += await browse.get_records(self._open_wire, kind, some)
+        return found
+
+    async def delete_records(self, kind: str, names: Sequence[str]) -> list[bool]:
+        answers: list[bool] = []
+        for some in portions(names):
+            step = self._step("delete_records", kind, some, keys=keys.of_records(kind))
+            answers += _flags(await step)
+        return answers
 
     # --- Browsing and operating
 

@@ -194,6 +194,25 @@ def _by_n(db: apsw.Connection, ns: Sequence[int]) -> list[Job]:
 # --- Schedules, queues and workers
 
 
+def records(db: apsw.Connection, kind: str, after: str, limit: int) -> list[tuple[str, str]]:
+    rows: list[Any] = db.execute(
+        """select name, body from tickwheel_record where kind = ? and name > ?
+           order by name limit ?""",
+        (kind, after, limit),
+    ).fetchall()
+    return rows
+
+
+def get_records(db: apsw.Connection, kind: str, names: Sequence[str]) -> list[str | None]:
+    rows: list[Any] = db.execute(
+        """select name, body from tickwheel_record
+           where kind = ? and name in (select value from json_each(?))""",
+        (kind, encode(names).decode()),
+    ).fetchall()
+    found = dict(rows)
+    return [found.get(name) for name in names]
+
+
 def schedules(db: apsw.Connection) -> list[Schedule]:
     rows = db.execute(
         "select name, rule, next_ms, paused, last_id, fence from schedule order by name"

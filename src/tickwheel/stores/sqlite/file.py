@@ -164,7 +164,10 @@ def _refuse_foreign(db: apsw.Connection, path: Path) -> None:
     )
 
 
-_OURS = {"job", "tally", "paused", "schedule", "worker", "bucket", "clock", "job_meta"}
+_OURS = {
+    *("job", "tally", "paused", "schedule", "worker", "bucket", "clock", "job_meta"),
+    "tickwheel_record",
+}
 
 
 def _tables(db: apsw.Connection) -> dict[str, str]:

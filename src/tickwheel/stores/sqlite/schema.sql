@@ -123,3 +123,13 @@ create trigger job_meta_forgotten after delete on job when old.meta is not null 
     delete from job_meta
     where n = old.n and (name, value) in (select key, value from json_each(old.meta));
 end;
+
+-- part 5
+
+-- Small named texts, such as API keys. The file may be the user's own, with a table `record`.
+create table tickwheel_record (
+    kind text not null,
+    name text not null,
+    body text not null,
+    primary key (kind, name)
+) strict, without rowid;

@@ -362,6 +362,27 @@ def _move_on(
     return db.changes() > 0
 
 
+# --- Records
+
+
+def put_records(db: apsw.Connection, kind: str, records: Sequence[tuple[str, str]]) -> None:
+    db.execute(
+        """insert or replace into tickwheel_record
+           select ?, value ->> 0, value ->> 1 from json_each(?)""",
+        (kind, encode(records).decode()),
+    )
+
+
+def delete_records(db: apsw.Connection, kind: str, names: Sequence[str]) -> list[str]:
+    """Returns the names of those that there were."""
+    rows: list[Any] = db.execute(
+        """delete from tickwheel_record
+           where kind = ? and name in (select value from json_each(?)) returning name""",
+        (kind, encode(names).decode()),
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
 # --- Queues, workers and buckets
 
 

@@ -11,7 +11,7 @@ calls would have to win the lock back. See docs/adr/0004.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
     PARKED_LIMIT,
+    RECORDS_LIMIT,
     Durability,
     Finding,
     Page,
@@ -34,7 +35,9 @@ from tickwheel.store import (
     QueueInfo,
     Tell,
     WorkerInfo,
+    each_once,
     job_bytes,
+    record_bytes,
     settlement_bytes,
 )
 from tickwheel.stores.sqlite import browse, health, statements
@@ -316,6 +319,29 @@ class SqliteStore:
         fired = await self._write(statements.fire, firings)
         self._notify()
         return fired
+
+    # --- Records
+
+    async def put_records(self, kind: str, records: Mapping[str, str]) -> None:
+        for some in portions(list(records.items()), record_bytes):
+            await self._write(statements.put_records, kind, some)
+
+    async def records(
+        self, kind: str, *, after: str = "", limit: int = 100
+    ) -> list[tuple[str, str]]:
+        return await self._read(browse.records, kind, after, limit)
+
+    async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
+        found: list[str | None] = []
+        for some in portions(names, most=RECORDS_LIMIT):
+            found += await self._read(browse.get_records, kind, some)
+        return found
+
+    async def delete_records(self, kind: str, names: Sequence[str]) -> list[bool]:
+        gone: list[str] = []
+        for some in portions(names):
+            gone += await self._write(statements.delete_records, kind, some)
+        return each_once(names, gone)
 
     # --- Browsing and operating
 

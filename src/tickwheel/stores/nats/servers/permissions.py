@@ -41,13 +41,15 @@ _CANCEL = (
     "{prefix}.t.k.*.*",
     "tw-news.{namespace}.asked.*",
 )
-# To work: jobs in every state, the notes of where parked ones are, schedules, workers, rate limits;
-# to pull ready messages and acknowledge them, to prune, and to move consumers away from a server
-# that is behind.
+# To work: jobs in every state, the notes of where parked ones are, schedules, records and the notes
+# of their groups, workers, rate limits; to pull ready messages and acknowledge them, to prune, and
+# to move consumers away from a server that is behind.
 _WORK = (
     "$JS.API.STREAM.PURGE.{stream}",
     "{prefix}.t.*.*.*",
     "{prefix}.k.*",
+    "{prefix}.n.*.*",
+    "{prefix}.g.*.*",
     "{prefix}.w.*",
     "{prefix}.b.*",
     "$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
