@@ -19,6 +19,7 @@ from tickwheel.outbox import Outbox
 from tickwheel.registry import Registry
 from tickwheel.store import Store
 from tickwheel.sync import Bridge
+from tickwheel.trust import seal_all
 
 R = TypeVar("R")
 
@@ -38,12 +39,12 @@ class StoreAccess:
 
     def __init__(
         self,
-        store: Store,
+        store: Callable[[], Store],
         clock: Clock,
         outbox: Callable[[], Outbox | None],
         payload_limit: int,
     ) -> None:
-        self.store = store
+        self._store = store
         self._outbox = outbox
         self.payload_limit = payload_limit
         self.tasks = Registry()
@@ -54,8 +55,12 @@ class StoreAccess:
         # The caller's transaction, where a framework knows of it.
         self.ambient: Ambient | None = None
         self._clock = clock
-        self._connect: Callable[[], Client] = lambda: Client(store.new_handle(), clock)
+        self._connect: Callable[[], Client] = lambda: Client(store().new_handle(), clock)
         self._reset()
+
+    @property
+    def store(self) -> Store:
+        return self._store()
 
     @property
     def outbox(self) -> Outbox | None:
@@ -198,7 +203,8 @@ class StoreAccess:
     def _statement(self, connection: Any, jobs: Sequence[Job]) -> transaction.Statement:
         driver = transaction.driver_of(connection)
         if self.outbox is not None:
-            return self.outbox.adding(jobs, driver=driver)
+            # Sealed here: who moves them to the store doesn't vouch for them.
+            return self.outbox.adding(seal_all(self.store, jobs), driver=driver)
         if not isinstance(self.store, transaction.Transactional):
             raise BadConfig(
                 "connection= needs a postgresql:// or sqlite:// store; with others, give the "

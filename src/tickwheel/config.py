@@ -24,6 +24,7 @@ SECTION = "[tool.tickwheel]"
 DEFAULT = "default"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+SIGNING_MODES = ("require", "prefer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,10 @@ class Settings:
     # Not in the repr: they may hold passwords.
     store: str = field(default="sqlite:///jobs.db", repr=False)
     outbox: str = field(default="", repr=False)
+    # Not in the repr, and never shown: they are secrets.
+    signing_keys: tuple[str, ...] = field(default=(), repr=False)
+    encryption_keys: tuple[str, ...] = field(default=(), repr=False)
+    signing: str = "require"
     app: str = ""
     queues: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
@@ -184,6 +189,14 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(each.strip() for each in names)
 
 
+def _keys(value: object) -> tuple[str, ...]:
+    keys = value.split(",") if isinstance(value, str) else value
+    if not isinstance(keys, (list, tuple)) or not all(isinstance(each, str) for each in keys):
+        # Not shown: they are secrets.
+        raise BadConfig("must be a list of keys, or keys separated by commas, each id:base64")
+    return tuple(each.strip() for each in keys)
+
+
 def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
     def checked(value: object) -> str:
         choice = _text(value).lower()
@@ -205,6 +218,9 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "grace": _duration,
     "retention": _duration,
     "dead_retention": _duration,
+    "signing_keys": _keys,
+    "encryption_keys": _keys,
+    "signing": _one_of(SIGNING_MODES),
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
 }

@@ -13,7 +13,9 @@ from tickwheel.cli.output import Column, emit_json, say, show_table
 from tickwheel.config import DEFAULT, NAMES, PREFIX, Config, load, unknown_variables
 from tickwheel.duration import duration_ms, duration_text
 from tickwheel.errors import BadConfig, did_you_mean
-from tickwheel.masking import masked
+from tickwheel.masking import MASK, masked
+
+KEYS = ("signing_keys", "encryption_keys")
 
 
 @click.command("config", cls=Verb)
@@ -67,6 +69,11 @@ def _with_app(found: Config, *, required: bool) -> Config:
 
 def _value(found: Config, name: str) -> Any:
     value = getattr(found.settings, name)
+    if name in KEYS:
+        # Their ids only; what is not written as id:base64 is all secret.
+        return tuple(
+            f"{id if key else ''}:{MASK}" for id, _, key in (k.partition(":") for k in value)
+        )
     return masked(value) if name in ("store", "outbox") else value
 
 
