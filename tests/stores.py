@@ -26,7 +26,7 @@ from tickwheel.store import QueueInfo, Store, open_store
 from tickwheel.stores.nats.servers.process import Server, start_server
 from tickwheel.stores.nats.steps import CANCELLING, RUNNING, WAITING
 from tickwheel.stores.nats.store import NatsStore
-from tickwheel.trust import new_key, sealed, trust_of
+from tickwheel.trust import new_key, sealed, trust_of, unsealed
 
 START_MS = 1_800_000_000_000
 
@@ -355,7 +355,7 @@ class NatsHarness(Harness):
 
     async def _overdue(self) -> bool:
         """Whether the server is yet to fire what is to fire by now."""
-        store, now = self.store, self.now
+        store, now = unsealed(self.store), self.now
         assert isinstance(store, NatsStore)
         for shard in store._shards:
             of_kind = shard.layout.of_kind

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from tickwheel import transaction
@@ -17,9 +18,10 @@ from tickwheel.errors import BadConfig, UsageError
 from tickwheel.job import Job, which_added
 from tickwheel.outbox import Outbox
 from tickwheel.registry import Registry
+from tickwheel.sealing import Sealing
 from tickwheel.store import Store
 from tickwheel.sync import Bridge
-from tickwheel.trust import seal_all
+from tickwheel.trust import seal_all, sealed
 
 R = TypeVar("R")
 
@@ -39,12 +41,14 @@ class StoreAccess:
 
     def __init__(
         self,
-        store: Callable[[], Store],
+        store: Store,
         clock: Clock,
         outbox: Callable[[], Outbox | None],
         payload_limit: int,
+        keys: Sealing,
     ) -> None:
         self._store = store
+        self._keys = keys
         self._outbox = outbox
         self.payload_limit = payload_limit
         self.tasks = Registry()
@@ -55,12 +59,13 @@ class StoreAccess:
         # The caller's transaction, where a framework knows of it.
         self.ambient: Ambient | None = None
         self._clock = clock
-        self._connect: Callable[[], Client] = lambda: Client(store().new_handle(), clock)
+        self._connect: Callable[[], Client] = lambda: Client(self.store.new_handle(), clock)
         self._reset()
 
-    @property
+    @cached_property
     def store(self) -> Store:
-        return self._store()
+        """The store as the app uses it: with keys, jobs are sealed on their way there."""
+        return sealed(self._store, self._keys.trust)
 
     @property
     def outbox(self) -> Outbox | None:

@@ -23,7 +23,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
@@ -55,6 +55,7 @@ from tickwheel.registry import (
 from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, MisfireName, OverlapName, make_rule
+from tickwheel.sealing import Sealing, SigningMode
 from tickwheel.store import Store, open_store
 from tickwheel.sync_app import SyncApp
 from tickwheel.task import (
@@ -66,7 +67,7 @@ from tickwheel.task import (
     checked_hook,
     checked_timeout,
 )
-from tickwheel.trust import Trust, sealed, trust_of, unsealed
+from tickwheel.trust import unsealed
 
 log = logging.getLogger("tickwheel")
 
@@ -75,9 +76,6 @@ R = TypeVar("R")
 H = TypeVar("H", bound=Callable[[Job], Mapping[str, str] | None])
 L = TypeVar("L", bound=Callable[[], Any])
 M = TypeVar("M", bound=Callable[[JobContext, Callable[[], Awaitable[Any]]], Awaitable[Any]])
-
-# Whether a job without a signature is refused, or run: for the time until all are signed.
-SigningMode: TypeAlias = Literal["require", "prefer"]
 
 # A shorter lease could run out during an ordinary pause of the process.
 SHORTEST_LEASE_MS = 500
@@ -93,11 +91,8 @@ class App(AppJobs):
     explicitly. Such blocks may be nested, also in `app.worker()`: the last one to end closes it.
     Arguments that are not given come from the settings: `tickwheel config` shows them.
 
-    With `signing_keys`, a worker runs only jobs that a program with one of these keys has added;
-    with `encryption_keys`, only such programs can read arguments and results. Each key is written
-    "id:base64"; the first one seals, all of them open. See docs/trust.md.
-
-    With `inherit_meta`, jobs that a task enqueues have the meta of the task's own job.
+    With `inherit_meta`, jobs that a task enqueues have the meta of the task's own job. Keys, each
+    written "id:base64", sign jobs and encrypt their arguments: docs/trust.md.
     """
 
     # What a framework does around each run.
@@ -152,10 +147,9 @@ class App(AppJobs):
             self.retention_ms = duration_ms(retention)
         if dead_retention is not None:
             self.dead_retention_ms = duration_ms(dead_retention)
-        self._seals = _checked_seals(signing_keys, encryption_keys, signing)
-        super().__init__(
-            StoreAccess(lambda: self.sealed_store, self._clock, lambda: self.outbox, payload_limit)
-        )
+        keys = Sealing(signing_keys, encryption_keys, signing)
+        access = StoreAccess(self._store, self._clock, lambda: self.outbox, payload_limit, keys)
+        super().__init__(access)
         self.payload_limit = payload_limit
         self._access.inherit_meta = bool(inherit_meta)
         # What is around its tasks.
@@ -185,21 +179,6 @@ class App(AppJobs):
     @cached_property
     def dead_retention_ms(self) -> int:
         return duration_ms(setting("dead_retention"))
-
-    @cached_property
-    def trust(self) -> Trust | None:
-        """What the app's keys can do; None without any."""
-        signing_keys, encryption_keys, mode = self._seals
-        return trust_of(
-            setting("signing_keys") if signing_keys is None else signing_keys,
-            setting("encryption_keys") if encryption_keys is None else encryption_keys,
-            setting("signing") if mode is None else mode,
-        )
-
-    @cached_property
-    def sealed_store(self) -> Store:
-        """The store as this app uses it: with keys, jobs are sealed on their way there."""
-        return sealed(self._store, self.trust)
 
     # --- Tasks
 
@@ -578,8 +557,7 @@ class App(AppJobs):
     ) -> None:
         """Move jobs from the outbox, if there is one, while `going`."""
         if self.outbox is not None:
-            store = unsealed(client.store)
-            group.create_task(self.outbox.relay(store, client.clock, going))
+            group.create_task(self.outbox.relay(unsealed(client.store), client.clock, going))
 
     # --- Open and close
 
@@ -600,19 +578,6 @@ def _single_error() -> Iterator[None]:
         if len(errors.exceptions) == 1:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
         raise
-
-
-# The keys to sign with, those to encrypt with, and the mode, as far as the code gives them.
-Seals: TypeAlias = tuple[Sequence[str] | None, Sequence[str] | None, SigningMode | None]
-
-
-def _checked_seals(
-    signing_keys: Sequence[str] | None,
-    encryption_keys: Sequence[str] | None,
-    mode: SigningMode | None,
-) -> Seals:
-    trust_of(signing_keys or (), encryption_keys or (), mode or "require")
-    return signing_keys, encryption_keys, mode
 
 
 def _check_list(name: str, values: object) -> None:

@@ -54,6 +54,8 @@ class Settings:
     dead_retention: str = "90d"
 
 
+# Only from the environment: files are copied and committed.
+SECRETS = ("signing_keys", "encryption_keys")
 NAMES = tuple(field.name for field in fields(Settings))
 
 
@@ -93,6 +95,13 @@ def setting(
         if key == name:
             value, source = found, each
     return value if source == DEFAULT else _checked(source, name, value)
+
+
+def from_environment(name: str, *, environ: Mapping[str, str] = os.environ) -> Any:
+    """A setting that no file can have. Raises BadConfig."""
+    variable = PREFIX + name.upper()
+    value = environ.get(variable)
+    return _checked(variable, name, value) if value else getattr(Settings(), name)
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -138,6 +147,11 @@ def _of_file(file: str, table: object, only: str | None) -> Iterator[tuple[str, 
         name = key.replace("-", "_")
         if name not in NAMES and only is None:
             raise BadConfig(f"{file} has no setting {key!r}{did_you_mean(name, NAMES)}")
+        if name in SECRETS and only in (None, name):
+            raise BadConfig(
+                f"{file} has {key}: keys don't belong in a file that is copied and committed; "
+                f"set {PREFIX}{name.upper()}, or give them to the App"
+            )
         yield file, name, value
 
 
