@@ -351,7 +351,9 @@ _TEXTS = ("payload", "result", "error", "traceback", "history")
 
 
 def _job(kind: type[J], job: Job, **changes: Any) -> J:
-    return kind(**{**dict(zip(_FIELDS, _values(job), strict=True)), **changes})
+    values = dict(zip(_FIELDS, _values(job), strict=True))
+    values.update(changes)
+    return kind(**values)
 
 
 def restored(job: Job) -> Job:
