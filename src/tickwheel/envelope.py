@@ -21,6 +21,8 @@ GIVE_KEYS = (
 
 _MARK = '{"tickwheel:sealed":'
 _BODY = ',"body":'
+# A seal that we write has far fewer characters. What others write may be anything.
+_SEAL_LIMIT = 500
 # A signed text may have an encrypted one inside.
 _LAYERS = 2
 
@@ -55,7 +57,7 @@ def unwrapped(text: str) -> tuple[Seal, str] | None:
     """The seal and the body; None if the envelope is broken."""
     # The seal has no such text in it: its strings are ids of keys and base64.
     seal, mark, body = text[len(_MARK) :].partition(_BODY)
-    if not mark or not body.endswith("}"):
+    if not mark or len(seal) > _SEAL_LIMIT or not body.endswith("}"):
         return None
     try:
         return _decode(seal), body[:-1]

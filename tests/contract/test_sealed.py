@@ -23,6 +23,9 @@ SIGN, OTHER = new_key("sign"), new_key("other")
 ENCRYPT = new_key("encrypt")
 SECRET = "4111-1111"
 
+# So many brackets that a parser gives up.
+DEEP = '{"tickwheel:sealed":{"x":' + "[" * 50_000 + ',"body":{}}'
+
 replace = msgspec.structs.replace
 
 
@@ -43,10 +46,10 @@ def raw(h: Harness) -> Store:
     return raw
 
 
-def forged(job: Job) -> list[Job]:
+def forged(job: Job, keys: Trust, others: Trust) -> list[Job]:
     """The job as sealed with the right keys, and changed since in one way each."""
-    good = BOTH.seal(job)
-    other = BOTH.seal(replace(job, payload='{"amount":1000000}'))
+    good = keys.seal(job)
+    other = keys.seal(replace(job, payload='{"amount":1000000}'))
     changes: dict[str, Any] = {
         "task": "drop_tables",
         "payload": other.payload,
@@ -59,7 +62,7 @@ def forged(job: Job) -> list[Job]:
     }
     jobs = [
         # Sealed under its own id, so that only this one field is wrong.
-        replace(BOTH.seal(replace(job, id=f"changed {name}")), **{name: value})
+        replace(keys.seal(replace(job, id=f"changed {name}")), **{name: value})
         for name, value in changes.items()
     ]
     return [
@@ -68,15 +71,19 @@ def forged(job: Job) -> list[Job]:
         replace(good, id="plain", payload='{"amount":1}'),
         replace(good, id="cut", payload=good.payload[:-9]),
         replace(good, id="garbage", payload='{"tickwheel:sealed":{"signed":7},"body":{}}'),
-        trust([OTHER], [ENCRYPT]).seal(replace(job, id="unknown key")),
+        replace(good, id="deep", payload=DEEP),
+        others.seal(replace(job, id="unknown key")),
     ]
 
 
+@pytest.mark.parametrize("encryption", [[], [ENCRYPT]], ids=["signed", "and encrypted"])
 async def test_a_job_that_was_changed_is_dead_and_the_others_run(
-    h: Harness, raw: Store, caplog: pytest.LogCaptureFixture
+    h: Harness, raw: Store, encryption: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    keys = trust([SIGN], encryption)
+    h.store = sealed(raw, keys)
     good = h.job("good", meta={"customer": "12"}, payload='{"amount":1}')
-    bad = forged(good)
+    bad = forged(good, keys, trust([OTHER], encryption))
     await h.add(good)
     assert all(await raw.add(bad))
     with caplog.at_level(logging.ERROR):

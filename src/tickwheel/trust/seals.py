@@ -226,7 +226,7 @@ class Trust:
             fields = msgspec.json.decode(rule, type=dict[str, msgspec.Raw])
             payload = msgspec.json.decode(fields["payload"], type=str)
             task = msgspec.json.decode(fields["task"], type=str)
-        except (msgspec.MsgspecError, KeyError):
+        except (msgspec.MsgspecError, KeyError, RecursionError):
             return rule
         changed = step(payload, "rule", name, task)
         if changed is payload:
@@ -364,12 +364,18 @@ def restored(job: Job) -> Job:
 
 
 def extended(job: Job, answer: Job) -> Job:
-    """The answer to an extend, with the texts that the holder has already opened: nobody else
-    changes them."""
+    """The job after its holder extended its lease. All else stays as it was opened and verified,
+    whatever somebody has written to the store since."""
     if not isinstance(job, OpenedJob):
         return answer
-    texts = {name: getattr(job, name) for name in _TEXTS}
-    return _job(OpenedJob, answer, **texts, stored=answer)
+    return _replace(
+        job,
+        fence=answer.fence,
+        lease_until_ms=answer.lease_until_ms,
+        started_ms=answer.started_ms,
+        progress=answer.progress,
+        cancel_requested=answer.cancel_requested,
+    )
 
 
 def _plain_schedule(schedule: Schedule, rule: str) -> Schedule:
