@@ -13,6 +13,8 @@ from tickwheel.job import Job
 
 # What programs without the key show instead of an encrypted text.
 ENCRYPTED = "[encrypted]"
+# How the error of a job begins that was not run, because it can't be trusted.
+REFUSED = "refused: "
 # What to do about a sealed text, as the end of a sentence.
 GIVE_KEYS = (
     "give this program the keys that its jobs are sealed with: App(…, signing_keys=…, "

@@ -141,7 +141,7 @@ def unsealed_rule(text: str) -> Rule:
 def read_rule(text: str) -> Rule:
     """A stored rule. Raises BadSchedule if this release can't read it, or it can't be trusted."""
     if text.startswith(_REFUSED):
-        raise BadSchedule(f"refused: {msgspec.json.decode(text)['tickwheel:refused']}")
+        raise BadSchedule(f"{envelope.REFUSED}{msgspec.json.decode(text)['tickwheel:refused']}")
     if envelope.is_sealed(text) or envelope.is_sealed((rule := _checked_rule(text)).payload):
         raise BadSchedule(f"it is sealed; {envelope.GIVE_KEYS}")
     return rule

@@ -66,6 +66,13 @@ def test_a_sealed_schedule_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "sealed" not in cli("schedules", "list", "-o", "json").out
 
 
+def test_doctor_does_not_advise_to_delete_a_schedule_that_it_cannot_open(cli: Cli) -> None:
+    asyncio.run(fill())
+    said = cli("doctor", "-o", "json")
+    assert "it is sealed, so this program can't tell whether it ticks" in said.out
+    assert "delete it" not in said.out
+
+
 @pytest.mark.parametrize("form", [(), ("-o", "json")])
 def test_config_shows_the_ids_of_keys_and_nothing_else(
     cli: Cli, form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

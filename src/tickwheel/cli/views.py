@@ -23,7 +23,7 @@ from tickwheel.cli.output import (
     show_table,
 )
 from tickwheel.duration import duration_text, moment
-from tickwheel.envelope import readable
+from tickwheel.envelope import ENCRYPTED, readable
 from tickwheel.job import Job, Outcome, Priority, Run, State
 from tickwheel.traceback import where
 
@@ -268,6 +268,8 @@ def meta_fields(job: Job) -> list[tuple[str, Cell]]:
 
 def _pretty(text: str) -> str:
     value = _decoded(text)
+    if value == ENCRYPTED:
+        return ENCRYPTED
     try:
         return text if value is text else json.dumps(value, indent=2, ensure_ascii=False)
     except RecursionError:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
+from tickwheel.envelope import REFUSED
 from tickwheel.job import Job, Settlement, dead, release
 from tickwheel.schedule import Schedule
 from tickwheel.store import Page, Query, Store
@@ -101,7 +102,7 @@ class SealedStore:
                 # One that the store has parked is held by nobody.
                 opened.append(job if job.parked else self._trust.open(job))
             except Refused as refused:
-                unfit.append(dead(job, error=f"refused: {refused}", ended_ms=now_ms, failed=False))
+                unfit.append(dead(job, error=f"{REFUSED}{refused}", ended_ms=now_ms, failed=False))
             except TooEarly as early:
                 words = "put back: it came before the time that was signed"
                 unfit.append(release(job, due_ms=early.due_ms, ended_ms=now_ms, error=words))
