@@ -145,6 +145,14 @@ async def test_the_first_key_seals_and_all_keys_open() -> None:
     assert "signed with the key '2026-01', which this program does not have" in d.error
 
 
+async def test_a_signed_job_is_not_run_by_a_program_that_can_only_decrypt() -> None:
+    store = MemoryStore()
+    await sealed(store, trust([SIGN], [ENCRYPT])).add([a_job()])
+    assert await claimed(sealed(store, trust([], [ENCRYPT]))) == []
+    [job] = await store.get(["job"])
+    assert job is not None and job.error is not None and "signed with the key" in job.error
+
+
 # --- The wrapper
 
 
