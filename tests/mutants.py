@@ -79,6 +79,7 @@ FILE = "tests/unit/test_sqlite_file.py"
 LIBRARIES = "tests/unit/test_sqlite_libraries.py"
 REDIS_STATEMENTS, CLUSTER = "stores/redis/statements.lua", "tests/faults/test_redis_cluster.py"
 REDIS_PARKING, PARKING = "tests/faults/test_redis_parking.py", "tests/contract/test_parking.py"
+SEALS, SEALED, TRUST = "trust/seals.py", "tests/contract/test_sealed.py", "tests/unit/test_trust.py"
 JUDGE = "tests/faults/judge/test_judge.py"
 LIBRARIES_OF_SQLITE = "stores/sqlite/libraries.py"
 PG_STATEMENTS, PG_CLAIMING, PG_ROWS, PG_SCHEMA = (
@@ -2098,6 +2099,62 @@ FAULTS = [
         "            asyncio.ensure_future(self._write(statements.add, part))\n"
         "            added += [True] * len(part)\n",
         f"{JUDGE} -k sqlite",
+    ),
+    # --- Trust
+    Fault(
+        "a signature is not compared", "trust", "trust/keys.py",
+        "        if not hmac.compare_digest(expected.encode(), mac.encode(errors=\"replace\")):\n",
+        "        if False:\n", SEALED,
+    ),
+    Fault("the task is not signed", "trust", SEALS, "        job.task,\n        job.queue,\n",
+          "        job.queue,\n", SEALED),
+    Fault("the meta is not signed", "trust", SEALS,
+          "        sorted(job.meta.items()) if job.meta else None,\n", "", SEALED),
+    Fault(
+        "an unsigned job runs", "trust", SEALS,
+        "        if self._signer is not None and self._required:\n", "        if False:\n", SEALED,
+    ),
+    Fault(
+        "a job runs before the time that was signed", "trust", SEALS,
+        "job.due_ms < seal.due_ms", "False", SEALED,
+    ),
+    Fault(
+        "an expiry can be moved", "trust", SEALS,
+        "            if job.expires_ms not in (None, seal.expires_ms):\n",
+        "            if False:\n", SEALED,
+    ),
+    Fault(
+        "what is encrypted for one job can be read in another", "trust", SEALS,
+        '["tickwheel", what, id, task]', '["tickwheel", what]', SEALED,
+    ),
+    Fault(
+        "a result can be taken for arguments", "trust", SEALS,
+        '["tickwheel", what, id, task]', '["tickwheel", id, task]', SEALED,
+    ),
+    Fault(
+        "whoever pauses a schedule signs it", "trust", SEALS,
+        "            if schedule.rule is schedule.opened:\n", "            if False:\n", SEALED,
+    ),
+    Fault(
+        "an envelope that can't be parsed stops the claim", "trust", "envelope.py",
+        " or len(seal) > _SEAL_LIMIT", "", SEALED,
+    ),
+    Fault(
+        "the errors of runs are plain", "trust", SEALS,
+        "        elif settlement.outcome in _OF_TASKS:\n", "        elif False:\n", SEALED,
+    ),
+    Fault(
+        "a relay signs what it finds in the outbox", "trust", "app.py",
+        "unsealed(client.store)", "client.store", TRUST,
+    ),
+    Fault(
+        "jobs in the outbox are plain", "trust", "access.py",
+        "seal_all(self.store, jobs)", "jobs", TRUST,
+    ),
+    Fault(
+        "only the first key opens", "trust", "trust/keys.py",
+        "        self._keys = keys\n",
+        "        self._keys = dict([next(iter(keys.items()))])\n", TRUST,
     ),
 ]  # fmt: skip
 

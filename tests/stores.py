@@ -26,6 +26,7 @@ from tickwheel.store import QueueInfo, Store, open_store
 from tickwheel.stores.nats.servers.process import Server, start_server
 from tickwheel.stores.nats.steps import CANCELLING, RUNNING, WAITING
 from tickwheel.stores.nats.store import NatsStore
+from tickwheel.trust import new_key, sealed, trust_of, unsealed
 
 START_MS = 1_800_000_000_000
 
@@ -308,6 +309,16 @@ ODD_NAMES = (
 )
 
 
+class SealedHarness(Harness):
+    """A store through the wrapper that signs and encrypts."""
+
+    trust = trust_of([new_key("sign")], [new_key("encrypt")])
+
+    async def open(self) -> None:
+        store = open_store(self._url, clock=HarnessClock(self))
+        self.store = await self._opened(sealed(store, self.trust))
+
+
 class NatsHarness(Harness):
     """A namespace of its own on a real server, which keeps the time: here time really passes."""
 
@@ -344,7 +355,7 @@ class NatsHarness(Harness):
 
     async def _overdue(self) -> bool:
         """Whether the server is yet to fire what is to fire by now."""
-        store, now = self.store, self.now
+        store, now = unsealed(self.store), self.now
         assert isinstance(store, NatsStore)
         for shard in store._shards:
             of_kind = shard.layout.of_kind
@@ -425,6 +436,8 @@ class PostgresHarness(Harness):
 KNOWN: dict[str, Callable[[Path], Harness]] = {
     "memory": lambda folder: Harness("memory://"),
     "sqlite": lambda folder: Harness(f"sqlite:///{folder}/jobs.db"),
+    "sealed-memory": lambda folder: SealedHarness("memory://"),
+    "sealed-sqlite": lambda folder: SealedHarness(f"sqlite:///{folder}/jobs.db"),
     # Steps go in batches, or each for itself.
     "nats": lambda folder: NatsHarness(),
     "nats-fast": lambda folder: NatsHarness(durability="fast"),

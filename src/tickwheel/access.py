@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from tickwheel import transaction
@@ -17,8 +18,10 @@ from tickwheel.errors import BadConfig, UsageError
 from tickwheel.job import Job, which_added
 from tickwheel.outbox import Outbox
 from tickwheel.registry import Registry
+from tickwheel.sealing import Sealing
 from tickwheel.store import Store
 from tickwheel.sync import Bridge
+from tickwheel.trust import seal_all, sealed
 
 R = TypeVar("R")
 
@@ -42,8 +45,10 @@ class StoreAccess:
         clock: Clock,
         outbox: Callable[[], Outbox | None],
         payload_limit: int,
+        keys: Sealing,
     ) -> None:
-        self.store = store
+        self._store = store
+        self._keys = keys
         self._outbox = outbox
         self.payload_limit = payload_limit
         self.tasks = Registry()
@@ -54,8 +59,13 @@ class StoreAccess:
         # The caller's transaction, where a framework knows of it.
         self.ambient: Ambient | None = None
         self._clock = clock
-        self._connect: Callable[[], Client] = lambda: Client(store.new_handle(), clock)
+        self._connect: Callable[[], Client] = lambda: Client(self.store.new_handle(), clock)
         self._reset()
+
+    @cached_property
+    def store(self) -> Store:
+        """The store as the app uses it: with keys, jobs are sealed on their way there."""
+        return sealed(self._store, self._keys.trust)
 
     @property
     def outbox(self) -> Outbox | None:
@@ -198,7 +208,8 @@ class StoreAccess:
     def _statement(self, connection: Any, jobs: Sequence[Job]) -> transaction.Statement:
         driver = transaction.driver_of(connection)
         if self.outbox is not None:
-            return self.outbox.adding(jobs, driver=driver)
+            # Sealed here: who moves them to the store doesn't vouch for them.
+            return self.outbox.adding(seal_all(self.store, jobs), driver=driver)
         if not isinstance(self.store, transaction.Transactional):
             raise BadConfig(
                 "connection= needs a postgresql:// or sqlite:// store; with others, give the "

@@ -55,6 +55,7 @@ from tickwheel.registry import (
 from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, MisfireName, OverlapName, make_rule
+from tickwheel.sealing import Sealing, SigningMode
 from tickwheel.store import Store, open_store
 from tickwheel.sync_app import SyncApp
 from tickwheel.task import (
@@ -66,6 +67,7 @@ from tickwheel.task import (
     checked_hook,
     checked_timeout,
 )
+from tickwheel.trust import unsealed
 
 log = logging.getLogger("tickwheel")
 
@@ -89,7 +91,8 @@ class App(AppJobs):
     explicitly. Such blocks may be nested, also in `app.worker()`: the last one to end closes it.
     Arguments that are not given come from the settings: `tickwheel config` shows them.
 
-    With `inherit_meta`, jobs that a task enqueues have the meta of the task's own job.
+    With `inherit_meta`, jobs that a task enqueues have the meta of the task's own job. Keys, each
+    written "id:base64", sign jobs and encrypt their arguments: docs/trust.md.
     """
 
     # What a framework does around each run.
@@ -107,6 +110,9 @@ class App(AppJobs):
         dead_retention: Duration | None = None,
         payload_limit: int = MIB,
         inherit_meta: bool = False,
+        signing_keys: Sequence[str] | None = None,
+        encryption_keys: Sequence[str] | None = None,
+        signing: SigningMode | None = None,
         clock: Clock | None = None,
     ) -> None:
         # In a store that apps share: whose schedules these are. By default the module's name.
@@ -141,7 +147,9 @@ class App(AppJobs):
             self.retention_ms = duration_ms(retention)
         if dead_retention is not None:
             self.dead_retention_ms = duration_ms(dead_retention)
-        super().__init__(StoreAccess(self._store, self._clock, lambda: self.outbox, payload_limit))
+        keys = Sealing(signing_keys, encryption_keys, signing)
+        access = StoreAccess(self._store, self._clock, lambda: self.outbox, payload_limit, keys)
+        super().__init__(access)
         self.payload_limit = payload_limit
         self._access.inherit_meta = bool(inherit_meta)
         # What is around its tasks.
@@ -549,7 +557,7 @@ class App(AppJobs):
     ) -> None:
         """Move jobs from the outbox, if there is one, while `going`."""
         if self.outbox is not None:
-            group.create_task(self.outbox.relay(client.store, client.clock, going))
+            group.create_task(self.outbox.relay(unsealed(client.store), client.clock, going))
 
     # --- Open and close
 

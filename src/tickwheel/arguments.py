@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
+from tickwheel.envelope import GIVE_KEYS, is_sealed
 from tickwheel.errors import BadArguments, BadConfig
 from tickwheel.retry import describe
 
@@ -221,7 +222,7 @@ class Arguments:
         try:
             bound = self._decoder.decode(payload)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise self._no_longer_fits(error) from None
+            raise self._no_longer_fits(payload, error) from None
         return self._call(bound)
 
     def decode_only(self, payload: str) -> Any:
@@ -229,9 +230,11 @@ class Arguments:
         try:
             return getattr(self._decoder.decode(payload), self._positional[0])
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise self._no_longer_fits(error) from None
+            raise self._no_longer_fits(payload, error) from None
 
-    def _no_longer_fits(self, error: Exception) -> BadArguments:
+    def _no_longer_fits(self, payload: str, error: Exception) -> BadArguments:
+        if is_sealed(payload):
+            return BadArguments(f"{self._name}(): this job is sealed; {GIVE_KEYS}")
         return BadArguments(
             f"{self._name}(): the stored arguments no longer fit the function: {_in_words(error)}"
         )

@@ -15,6 +15,7 @@ from tickwheel.clock import Clock, StoreClock
 from tickwheel.concurrency import bounded_tasks
 from tickwheel.duration import moment, moment_text
 from tickwheel.ends import Ends
+from tickwheel.envelope import GIVE_KEYS, is_sealed, readable
 from tickwheel.errors import (
     BadArguments,
     JobCancelled,
@@ -92,6 +93,7 @@ class JobInfo:
     @classmethod
     def of(cls, job: Job, definition: Definition | None = None) -> JobInfo:
         """`definition` is that of the job's task, if it is known."""
+        job = readable(job)
         return cls(
             id=job.id,
             task=job.task,
@@ -226,14 +228,16 @@ class Client:
                 f"job {id}: the store did not say within {timeout_s:g} s whether it has ended"
             ) from None
         if job.state is State.DEAD:
-            raise JobFailed(f"job {id} is dead: {job.error}")
+            raise JobFailed(f"job {id} is dead: {readable(job).error}")
         if job.state is State.CANCELLED:
             if job.error == EXPIRED:
                 words = f"expired: could not start by {moment_text(job.expires_ms)}"
                 raise JobCancelled(f"job {id} {words}")
             raise JobCancelled(f"job {id} was cancelled")
         if job.error is not None:
-            raise ResultError(f"job {id} is done, but {job.error}")
+            raise ResultError(f"job {id} is done, but {readable(job).error}")
+        if is_sealed(job.result):
+            raise ResultError(f"job {id} is done, but its result is encrypted; {GIVE_KEYS}")
         return job
 
     async def _end_of(

@@ -24,6 +24,7 @@ SECTION = "[tool.tickwheel]"
 DEFAULT = "default"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+SIGNING_MODES = ("require", "prefer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,10 @@ class Settings:
     # Not in the repr: they may hold passwords.
     store: str = field(default="sqlite:///jobs.db", repr=False)
     outbox: str = field(default="", repr=False)
+    # Not in the repr, and never shown: they are secrets.
+    signing_keys: tuple[str, ...] = field(default=(), repr=False)
+    encryption_keys: tuple[str, ...] = field(default=(), repr=False)
+    signing: str = "require"
     app: str = ""
     queues: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
@@ -50,6 +55,8 @@ class Settings:
     audit_retention: str = "90d"
 
 
+# Only from the environment: files are copied and committed.
+SECRETS = ("signing_keys", "encryption_keys")
 NAMES = tuple(field.name for field in fields(Settings))
 
 
@@ -89,6 +96,13 @@ def setting(
         if key == name:
             value, source = found, each
     return value if source == DEFAULT else _checked(source, name, value)
+
+
+def from_environment(name: str, *, environ: Mapping[str, str] = os.environ) -> Any:
+    """A setting that no file can have. Raises BadConfig."""
+    variable = PREFIX + name.upper()
+    value = environ.get(variable)
+    return _checked(variable, name, value) if value else getattr(Settings(), name)
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -134,6 +148,11 @@ def _of_file(file: str, table: object, only: str | None) -> Iterator[tuple[str, 
         name = key.replace("-", "_")
         if name not in NAMES and only is None:
             raise BadConfig(f"{file} has no setting {key!r}{did_you_mean(name, NAMES)}")
+        if name in SECRETS and only in (None, name):
+            raise BadConfig(
+                f"{file} has {key}: keys don't belong in a file that is copied and committed; "
+                f"set {PREFIX}{name.upper()}, or give them to the App"
+            )
         yield file, name, value
 
 
@@ -185,6 +204,14 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(each.strip() for each in names)
 
 
+def _keys(value: object) -> tuple[str, ...]:
+    keys = value.split(",") if isinstance(value, str) else value
+    if not isinstance(keys, (list, tuple)) or not all(isinstance(each, str) for each in keys):
+        # Not shown: they are secrets.
+        raise BadConfig("must be a list of keys, or keys separated by commas, each id:base64")
+    return tuple(each.strip() for each in keys)
+
+
 def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
     def checked(value: object) -> str:
         choice = _text(value).lower()
@@ -207,6 +234,9 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "retention": _duration,
     "dead_retention": _duration,
     "audit_retention": _duration,
+    "signing_keys": _keys,
+    "encryption_keys": _keys,
+    "signing": _one_of(SIGNING_MODES),
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
 }

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from tickwheel import envelope
 from tickwheel.checks import NAME_LIMIT
 from tickwheel.cron import Cron, Every, zone_of
 from tickwheel.duration import due_ms, moment
@@ -123,8 +124,30 @@ _parsed = functools.lru_cache(16_384)(Cron.parse)
 UNREADABLE = (ValueError, ArithmeticError, msgspec.MsgspecError)
 
 
+_REFUSED = '{"tickwheel:refused":'
+
+
+def refused_rule(why: str) -> str:
+    """Stands for a stored rule that can't be trusted: whoever reads it is told why."""
+    return f"{_REFUSED}{msgspec.json.encode(why).decode()}}}"
+
+
+def unsealed_rule(text: str) -> Rule:
+    """A stored rule, whoever wrote it, and with its arguments encrypted if they are: to be moved
+    or looked at. Raises BadSchedule."""
+    return _checked_rule(envelope.bare(text) or text)
+
+
 def read_rule(text: str) -> Rule:
-    """A stored rule. Raises BadSchedule if this release can't read it."""
+    """A stored rule. Raises BadSchedule if this release can't read it, or it can't be trusted."""
+    if text.startswith(_REFUSED):
+        raise BadSchedule(f"{envelope.REFUSED}{msgspec.json.decode(text)['tickwheel:refused']}")
+    if envelope.is_sealed(text) or envelope.is_sealed((rule := _checked_rule(text)).payload):
+        raise BadSchedule(f"it is sealed; {envelope.GIVE_KEYS}")
+    return rule
+
+
+def _checked_rule(text: str) -> Rule:
     try:
         rule = Rule.decode(text)
         ticks_of(rule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tickwheel.job import Job, Outcome, Progress, Run, State
@@ -268,6 +269,15 @@ def test_a_dead_job_tells_what_killed_it(
         "tickwheel jobs show j",
         "tickwheel dead delete j",
     ]
+
+
+def test_a_job_that_was_refused_says_so() -> None:
+    unstarted = msgspec.structs.replace(run(Outcome.DEAD), started_ms=None)
+    job = ended(State.DEAD, error="refused: it is not signed", history=(unstarted,))
+    assert codes(told(job, task_retries=5))[0] is Why.REFUSED
+    # One that says the same of its own accord has run.
+    job = ended(State.DEAD, error="refused: by the bank", history=(run(Outcome.DEAD),))
+    assert codes(told(job, task_retries=5))[0] is Why.GAVE_UP
 
 
 def test_a_cancelled_job_tells_whether_it_ever_ran() -> None:

@@ -10,10 +10,10 @@ import click
 from tickwheel.cli.load_app import load_quietly
 from tickwheel.cli.options import Verb, as_output, filled
 from tickwheel.cli.output import Column, emit_json, say, show_table
-from tickwheel.config import DEFAULT, NAMES, PREFIX, Config, load, unknown_variables
+from tickwheel.config import DEFAULT, NAMES, PREFIX, SECRETS, Config, load, unknown_variables
 from tickwheel.duration import duration_ms, duration_text
 from tickwheel.errors import BadConfig, did_you_mean
-from tickwheel.masking import masked
+from tickwheel.masking import MASK, masked
 
 
 @click.command("config", cls=Verb)
@@ -67,7 +67,19 @@ def _with_app(found: Config, *, required: bool) -> Config:
 
 def _value(found: Config, name: str) -> Any:
     value = getattr(found.settings, name)
+    if name in SECRETS:
+        return _key_ids(name, value)
     return masked(value) if name in ("store", "outbox") else value
+
+
+def _key_ids(name: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys by their ids; of something else, nothing is shown."""
+    from tickwheel.trust.keys import read_keys
+
+    try:
+        return tuple(f"{id}:{MASK}" for id in read_keys(name, keys))
+    except BadConfig:
+        return tuple(MASK for _ in keys)
 
 
 def _document(found: Config, name: str) -> dict[str, Any]:

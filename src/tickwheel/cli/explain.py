@@ -12,6 +12,7 @@ from tickwheel.cli.output import Cell, clean, emit_json, iso, show_fields
 from tickwheel.cli.prefix import whole_id
 from tickwheel.cli.views import meta_fields, progress_document
 from tickwheel.duration import moment
+from tickwheel.envelope import readable
 from tickwheel.masking import masked
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ async def _facts(client: Client, id: str, app: App, where: Where) -> Facts:
     queues = {queue.name: queue for queue in await client.queues()}
     retries = {each.name: each.policy.retries for each in app.tasks.all()}
     return Facts(
-        job=job,
+        job=readable(job),
         queue=queues.get(job.queue),
         workers=await client.workers(),
         schedules=await schedules_of(client.store),

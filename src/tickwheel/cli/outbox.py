@@ -48,15 +48,18 @@ async def _relay(app: App, once: bool) -> None:
     from tickwheel.cli.load_app import open_app, store_name
     from tickwheel.concurrency import first_of
     from tickwheel.operate.supervisor import on_signals
+    from tickwheel.trust import unsealed
 
     if app.outbox is None:
         raise BadConfig("this app has no outbox; give it one: App(…, outbox='postgresql://…')")
     await open_app(app)
     client = await app.client()
+    # Jobs were sealed where they were enqueued: a relay doesn't vouch for what it finds.
+    store = unsealed(client.store)
     stopping = asyncio.Event()
     try:
         if once:
-            moved = await app.outbox.empty(client.store)
+            moved = await app.outbox.empty(store)
             say(f"moved to the store: {moved:,} job{'' if moved == 1 else 's'}")
             await _tell_aside(app.outbox)
             return
@@ -65,7 +68,7 @@ async def _relay(app: App, once: bool) -> None:
             # If the database is unreachable, the relay logs that and retries.
             with contextlib.suppress(StoreUnavailable):
                 await _tell_aside(app.outbox)
-            relay = app.outbox.relay(client.store, client.clock, lambda: not stopping.is_set())
+            relay = app.outbox.relay(store, client.clock, lambda: not stopping.is_set())
             await first_of(relay, stopping.wait())
     finally:
         await app.__aexit__()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.cli.output import iso
 from tickwheel.duration import moment
+from tickwheel.envelope import readable
 from tickwheel.job import Job, Outcome, State
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _failures(jobs: Iterable[Job]) -> list[Failure]:
         (job.id, run.attempt): Failure(
             run.ended_ms, job.id, job.task, job.queue, run.outcome, run.error or ""
         )
-        for job in jobs
+        for job in map(readable, jobs)
         for run in job.history
         if run.outcome in _FAILED
     }

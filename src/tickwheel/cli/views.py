@@ -23,6 +23,7 @@ from tickwheel.cli.output import (
     show_table,
 )
 from tickwheel.duration import duration_text, moment
+from tickwheel.envelope import ENCRYPTED, readable
 from tickwheel.job import Job, Outcome, Priority, Run, State
 from tickwheel.traceback import where
 
@@ -68,6 +69,7 @@ RUN_COLUMNS = (
 
 def job_document(job: Job) -> dict[str, Any]:
     """Everything about a job, for programs."""
+    job = readable(job)
     return {
         "id": job.id,
         "task": job.task,
@@ -155,11 +157,12 @@ def show_jobs(jobs: Sequence[Job], now_ms: int) -> None:
 
 def _arguments(job: Job) -> str:
     """As in a call: `order_id=42, note="x"`."""
+    job = readable(job)
     given = _decoded(job.payload)
     try:
         words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
     except (AttributeError, RecursionError):
-        return _cut(job.payload, ARGUMENTS_SHOWN)
+        return _cut(given if isinstance(given, str) else job.payload, ARGUMENTS_SHOWN)
     return _cut(", ".join(words), ARGUMENTS_SHOWN)
 
 
@@ -180,6 +183,7 @@ def show_dead(jobs: Iterable[Job], now_ms: int) -> None:
 
 def _brief(job: Job) -> str:
     """The error, and if it fits, where it happened."""
+    job = readable(job)
     error = one_line(job.error or "")
     place = where(job.traceback or "")
     if place is not None and len(error) + len(place) + 3 <= ERROR_SHOWN:
@@ -196,6 +200,7 @@ def state_cell(job: Job) -> Cell:
 
 def show_job(job: Job, now_ms: int) -> None:
     """Print everything about a job, its history last."""
+    job = readable(job)
     show_fields(_fields(job, now_ms))
     if job.traceback:
         click.echo()
@@ -263,6 +268,8 @@ def meta_fields(job: Job) -> list[tuple[str, Cell]]:
 
 def _pretty(text: str) -> str:
     value = _decoded(text)
+    if value == ENCRYPTED:
+        return ENCRYPTED
     try:
         return text if value is text else json.dumps(value, indent=2, ensure_ascii=False)
     except RecursionError:

@@ -33,6 +33,7 @@ except ImportError:  # Django before 6.0
 from tickwheel.checks import PriorityName
 from tickwheel.client import Client
 from tickwheel.engine.attempt import current_job
+from tickwheel.envelope import ENCRYPTED, readable
 from tickwheel.errors import JobUnknown
 from tickwheel.job import Job, Outcome, Run, State
 from tickwheel.task import Task
@@ -138,7 +139,10 @@ class TickwheelBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no 
         return self._result(task, job)
 
     def _result(self, task: Any, job: Job) -> Any:
+        job = readable(job)
         call = msgspec.json.decode(job.payload)
+        if call == ENCRYPTED:
+            call = {"args": [ENCRYPTED], "kwargs": {}}
         began = [run for run in job.history if run.started_ms is not None]
         workers = [run.worker for run in began]
         starts = [run.started_ms for run in began]

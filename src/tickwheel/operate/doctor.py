@@ -14,6 +14,7 @@ from pathlib import Path
 from tickwheel.client import Client
 from tickwheel.config import NAMES, PREFIX
 from tickwheel.duration import duration_text, moment_text
+from tickwheel.envelope import GIVE_KEYS, is_sealed
 from tickwheel.errors import StoreIncompatible, did_you_mean
 from tickwheel.job import Job, State
 from tickwheel.notes import Note, note_of, schedules_of
@@ -249,6 +250,9 @@ def of_schedules(
 def _of_schedule(
     about: str, schedule: Schedule, workers: Sequence[WorkerInfo], now_ms: int, ahead_ms: int
 ) -> Finding | None:
+    if is_sealed(schedule.rule):
+        words = "it is sealed, so this program can't tell whether it ticks"
+        return Finding(Level.WARN, about, words, GIVE_KEYS)
     rule = read_rule(schedule.rule)
     if schedule.next_ms == MOVING_MS:
         fix = "if tickwheel migrate-jobs is not running, run the same command again"

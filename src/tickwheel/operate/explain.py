@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tickwheel.duration import duration_text
+from tickwheel.envelope import REFUSED
 from tickwheel.job import EXPIRED, Job, Outcome, State, held, losses, suspect
 from tickwheel.operate.facts import Facts
 from tickwheel.schedule import MOVING_MS
@@ -51,6 +52,7 @@ class Why(StrEnum):
     GAVE_UP = "gave_up"
     FAILED = "failed"
     POISON = "poison"
+    REFUSED = "refused"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     # Further facts
@@ -438,6 +440,8 @@ def _dead(facts: Facts) -> _Found:
 
 def _why_dead(facts: Facts) -> tuple[Why, str]:
     job, retries = facts.job, facts.retries
+    if job.error and job.error.startswith(REFUSED) and facts.last and not facts.last.started_ms:
+        return Why.REFUSED, "It was not run: no program with a key has added it as it is."
     # The last entry records that it was not run again; the entries before it tell why.
     lost = losses(job.history[:-1])
     if lost >= facts.takeovers:

@@ -21,7 +21,7 @@ from tickwheel.clock import StoreClock
 from tickwheel.errors import BadSchedule, StoreUnavailable
 from tickwheel.job import CancelOutcome, Job, State
 from tickwheel.notes import Note, note_of, schedules_of
-from tickwheel.schedule import MOVING_MS, Schedule, next_tick, read_rule
+from tickwheel.schedule import MOVING_MS, Schedule, next_tick, unsealed_rule
 from tickwheel.store import Query, Store
 
 BATCH = 200
@@ -180,7 +180,7 @@ class Transfer:
         move computes a new tick for it.
         """
         if schedule.next_ms in (None, MOVING_MS):
-            next_ms = next_tick(read_rule(schedule.rule), self._clock.now_ms())
+            next_ms = next_tick(unsealed_rule(schedule.rule), self._clock.now_ms())
         elif await self._old.fire(schedule, [], next_ms=MOVING_MS):
             next_ms = schedule.next_ms
         else:
@@ -202,7 +202,7 @@ def _sorted_out(schedules: Sequence[Schedule]) -> tuple[list[Schedule], list[Sch
     readable, unreadable = [], []
     for schedule in schedules:
         try:
-            read_rule(schedule.rule)
+            unsealed_rule(schedule.rule)
         except BadSchedule:
             unreadable.append(schedule)
         else:
