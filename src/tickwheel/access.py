@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from tickwheel import transaction
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, Clock
+from tickwheel.engine.counts import Counts
 from tickwheel.errors import BadConfig, UsageError
 from tickwheel.job import Job, which_added
 from tickwheel.outbox import Outbox
@@ -54,8 +55,14 @@ class StoreAccess:
         # The caller's transaction, where a framework knows of it.
         self.ambient: Ambient | None = None
         self._clock = clock
-        self._connect: Callable[[], Client] = lambda: Client(store.new_handle(), clock)
+        # Counts what goes through the store, if metrics are on.
+        self.counts: Counts | None = None
+        self._connect: Callable[[], Client] = lambda: Client(self._new_handle(), clock)
         self._reset()
+
+    def _new_handle(self) -> Store:
+        handle = self.store.new_handle()
+        return handle if self.counts is None else self.counts.counted(handle)
 
     @property
     def outbox(self) -> Outbox | None:

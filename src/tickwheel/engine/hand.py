@@ -210,6 +210,11 @@ class Hand:
         # A copy: the guard reads it from another thread, and callers drop jobs while they iterate.
         return iter(list(self._held.values()))
 
+    @property
+    def in_wheel(self) -> int:
+        """How many held jobs are not due yet."""
+        return len(self._wheel)
+
     def ready(self, pool: PoolName) -> int:
         """How many jobs of this pool are due and have not started."""
         return self._ready_counts[pool]
@@ -379,6 +384,17 @@ class Hand:
             for member in held.members:
                 member.phase, member.started_ms = RUNNING, now_ms
 
+    def used(self) -> dict[PoolName, int]:
+        """How many runs take up a slot, by pool. Visits every held job."""
+        counts: dict[PoolName, int] = {"async": 0, "thread": 0, "process": 0}
+        batches: set[int] = set()
+        for held in self._held.values():
+            run = held if held.batch is None else held.batch
+            if run.phase is RUNNING and not run.lent and id(run) not in batches:
+                batches.add(id(run))
+                counts[run.pool] += 1
+        return counts
+
     def _take_slot(self, held: Held) -> None:
         self.running += 1
         if held.pool == "thread":
@@ -481,3 +497,14 @@ def released_unstarted(job: Job, *, by: str, since_ms: int) -> bool:
     if last is None or last.outcome is not Outcome.RELEASE or last.started_ms is not None:
         return False
     return last.worker == by and last.ended_ms > since_ms
+
+
+def stronger(why: Stop, held: Held) -> bool:
+    """Whether another reason to stop changes anything: a stronger one does, and a run that was
+    already interrupted is not interrupted again."""
+    if held.stop is None or why is Stop.LOST:
+        return held.stop is not Stop.LOST
+    return not held.interrupted and _STRENGTH[why] > _STRENGTH[held.stop]
+
+
+_STRENGTH = {Stop.RELEASE: 1, Stop.CANCEL: 2, Stop.TIMEOUT: 3, Stop.LOST: 4}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tickwheel.pools import usual_processes, usual_threads
+from tickwheel.registry import PoolName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +34,9 @@ class WorkerOptions:
     retention_ms: int = 7 * 86_400_000
     dead_retention_ms: int = 90 * 86_400_000
     result_limit: int = 1024 * 1024
+
+    def slots(self, pool: PoolName) -> int:
+        """How many tasks of this pool can run at the same time."""
+        if pool == "async":
+            return self.concurrency
+        return self.threads if pool == "thread" else self.processes

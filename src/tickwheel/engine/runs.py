@@ -21,8 +21,9 @@ from tickwheel.concurrency import in_this_context
 from tickwheel.engine import batches
 from tickwheel.engine.alarm import Alarm
 from tickwheel.engine.attempt import Runner, timeout_ms
-from tickwheel.engine.hand import Batch, Hand, Held, Phase, Stop, released_unstarted
-from tickwheel.engine.journal import Journal, about
+from tickwheel.engine.counts import Counts
+from tickwheel.engine.hand import Batch, Hand, Held, Phase, Stop, released_unstarted, stronger
+from tickwheel.engine.journal import Journal, say
 from tickwheel.engine.lending import Lending
 from tickwheel.engine.options import WorkerOptions
 from tickwheel.engine.reconnect import Reconnecting
@@ -62,6 +63,7 @@ class Runs:
         *,
         ending: Callable[[], bool],
         surroundings: Surroundings,
+        counts: Counts | None = None,
     ) -> None:
         """`ending` tells whether the worker itself is being cancelled."""
         self._worker = worker
@@ -73,6 +75,7 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self.hand = Hand()
         self.journal = Journal()
+        self._counts = counts
         # Runs that have not ended, by job, including abandoned ones.
         self._alive: dict[str, asyncio.Task[None]] = {}
         # When runs time out, by the monotonic clock.
@@ -162,7 +165,7 @@ class Runs:
         if before is not None and before.run is not None and before.stop is None:
             # Its lease ran out unnoticed and no other worker took it: the new claim is for the run
             # that is still going on here.
-            _say(logging.WARNING, job, "its lease ran out, and this worker claimed it again")
+            say(logging.WARNING, job, "its lease ran out, and this worker claimed it again")
             before.job = job
             return
         held = Held(job, self.tasks.find(job.task))
@@ -271,13 +274,15 @@ class Runs:
 
     def most(self) -> int:
         """How many jobs can run at the same time, given the pools that the tasks run in."""
-        sizes = {
-            "async": self._options.concurrency,
-            "thread": self._options.threads,
-            "process": self._options.processes,
-        }
-        pools = self.tasks.pools or POOLS
-        return min(self._options.concurrency, sum(sizes[pool] for pool in pools))
+        options, pools = self._options, self.tasks.pools or POOLS
+        return min(options.concurrency, sum(options.slots(pool) for pool in pools))
+
+    def slots(self) -> tuple[dict[PoolName, int], dict[PoolName, int]]:
+        """How many slots are taken, and how many more runs could start, by pool."""
+        used, options = self.hand.used(), self._options
+        rest = max(options.concurrency - self.hand.running, 0)
+        free = {pool: min(rest, max(options.slots(pool) - used[pool], 0)) for pool in POOLS}
+        return used, free
 
     def start(self, held: Held) -> None:
         """Start a job that was taken out for it; one of a batch with those that join it."""
@@ -293,6 +298,9 @@ class Runs:
         if held.pool != "async":
             self.runner.reserve(held)
         self.started[held.pool] += 1
+        if self._counts is not None:
+            for each in held.members or (held,):
+                self._counts.started(each.job, now_ms)
         held.run = self._alive[job.id] = self._new_task(self._run(held), f"{job.task} {job.id}")
         if held.limit:
             for member in held.members:
@@ -448,7 +456,7 @@ class Runs:
         if held.batch is not None:
             self._stop_member(held, held.batch, why)
             return
-        if not _counts(why, held):
+        if not stronger(why, held):
             return
         held.stop = why
         for member in held.members:
@@ -456,7 +464,7 @@ class Runs:
                 member.stop = why
         job = held.job
         if why is Stop.LOST:
-            _say(logging.WARNING, job, "its lease ran out, so another worker may run it")
+            say(logging.WARNING, job, "its lease ran out, so another worker may run it")
         if held.run is None:
             if why is Stop.LOST:
                 self._forget(held)
@@ -471,15 +479,15 @@ class Runs:
         if why is Stop.RELEASE:
             self.stop(batch, why)
             return
-        if not _counts(why, member):
+        if not stronger(why, member):
             return
         member.stop = why
         if why is Stop.LOST:
-            _say(logging.WARNING, member.job, "its lease ran out, so another worker may run it")
+            say(logging.WARNING, member.job, "its lease ran out, so another worker may run it")
             self._forget(member)
         reasons = {each.stop for each in batch.members}
         why = Stop.LOST if reasons == {Stop.LOST} else Stop.CANCEL
-        if reasons <= {Stop.CANCEL, Stop.LOST} and _counts(why, batch):
+        if reasons <= {Stop.CANCEL, Stop.LOST} and stronger(why, batch):
             batch.stop = why
             self._interrupt(batch, why)
 
@@ -490,7 +498,7 @@ class Runs:
             # the outcome, the slot is freed without it.
             if why in (Stop.CANCEL, Stop.RELEASE):
                 return
-            _say(logging.WARNING, held.job, f"{why}; its thread keeps running")
+            say(logging.WARNING, held.job, f"{why}; its thread keeps running")
             if why is Stop.LOST:
                 # Not cancelled, so that we learn when it ends: until then it isn't started again.
                 self._ended(held, batches.stopped(self.runner, held, held.definition))
@@ -509,7 +517,7 @@ class Runs:
         if held.run is None:
             return
         assert held.definition is not None
-        _say(logging.ERROR, held.job, "ignored cancellation; abandoned")
+        say(logging.ERROR, held.job, "ignored cancellation; abandoned")
         self._ended(held, batches.stopped(self.runner, held, held.definition))
 
     async def leave_threads_behind(self) -> None:
@@ -539,6 +547,7 @@ class Runs:
 
     def settle(self, held: Held, settlement: Settlement) -> None:
         if held.stop is Stop.LOST:
+            self._count(held, settlement, kept=False)
             self._forget(held)
             return
         self.hand.settle(held)
@@ -560,11 +569,16 @@ class Runs:
             return
         if error is not None and not cancelled:
             words = "its outcome could not be stored, so it runs again"
-            _say(logging.ERROR, held.job, f"{words}: {error!r}")
+            say(logging.ERROR, held.job, f"{words}: {error!r}")
         elif error is None and not kept:
             words = f"the outcome {str(settlement.outcome)!r} came too late: its lease had run out"
-            _say(logging.WARNING, held.job, words)
+            say(logging.WARNING, held.job, words)
+        self._count(held, settlement, kept)
         self._forget(held)
+
+    def _count(self, held: Held, settlement: Settlement, kept: bool | None) -> None:
+        if self._counts is not None:
+            self._counts.settled(settlement, kept=kept, cancelled=held.stop is Stop.CANCEL)
 
     def _forget(self, held: Held) -> None:
         if held.job.expires_ms is not None:
@@ -583,18 +597,3 @@ class Runs:
     def _any_lease_holds(self, settlements: Sequence[Settlement]) -> bool:
         now_ms = self._clock.now_ms()
         return any((each.job.lease_until_ms or 0) > now_ms for each in settlements)
-
-
-def _say(level: int, job: Job, words: str) -> None:
-    log.log(level, "%s %s: %s", job.task, job.id, words, extra=about(job))
-
-
-def _counts(why: Stop, held: Held) -> bool:
-    """Whether another reason to stop changes anything: a stronger one does, and a run that was
-    already interrupted is not interrupted again."""
-    if held.stop is None or why is Stop.LOST:
-        return held.stop is not Stop.LOST
-    return not held.interrupted and _STRENGTH[why] > _STRENGTH[held.stop]
-
-
-_STRENGTH = {Stop.RELEASE: 1, Stop.CANCEL: 2, Stop.TIMEOUT: 3, Stop.LOST: 4}
