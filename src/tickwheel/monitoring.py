@@ -14,6 +14,7 @@ from tickwheel.engine.alerts import Alerts, Hook
 from tickwheel.engine.counts import Counts
 from tickwheel.errors import BadConfig, shown
 from tickwheel.objective import Objective, parse_objective
+from tickwheel.registry import Registry
 
 A = TypeVar("A", bound=Hook)
 
@@ -22,6 +23,7 @@ class Monitored:
     """The part of an app that is for those who watch it."""
 
     name: str
+    tasks: Registry
     _access: StoreAccess
     _clock: Clock
 
@@ -77,6 +79,8 @@ class Monitored:
         counts = self._access.counts
         if counts is not None:
             counts.set_objective(self.objective)
+            for task in self.tasks.all():
+                counts.know(task.name, task.queue)
         return counts
 
     def _alerts(self, client: Client, worker: str) -> Alerts | None:

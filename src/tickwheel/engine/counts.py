@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 import threading
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from tickwheel.clock import Clock
+from tickwheel.duration import FARTHEST_MS
 from tickwheel.job import Job, Outcome, Settlement, State
 from tickwheel.objective import Objective, Tally
 from tickwheel.registry import PoolName
@@ -34,8 +36,17 @@ CALL_BOUNDS_US = (
     *(100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000),
 )
 
-# By their own names here, because each run passes them.
-DONE, WAITING = Outcome.DONE, State.WAITING
+# Most times are short: their bucket by milliseconds, without a search.
+SHORT_MS = 1_000
+_BUCKET = bytes(bisect_left(BOUNDS_MS, ms) for ms in range(SHORT_MS + 1))
+
+# By its own name here, because each run passes it.
+DONE = Outcome.DONE
+_NAMES = {
+    Outcome.RETRY: "retried",
+    Outcome.SNOOZE: "snoozed",
+    Outcome.EXPIRE: "expired",
+}
 # These wait for something to happen: how long they take says nothing about the store.
 WAITS = ("wait", "cancel_requests", "watch_ended")
 STEPS = tuple(
@@ -43,6 +54,15 @@ STEPS = tuple(
     for name, step in vars(Store).items()
     if inspect.iscoroutinefunction(step) and name not in ("open", "close")
 )
+
+
+class Started(Protocol):
+    """A run that has started."""
+
+    job: Job
+    started_ms: int | None
+    # Those of a batch.
+    members: Sequence[Any]
 
 
 class JobCounts:
@@ -82,6 +102,12 @@ class TaskCounts:
         # How many started within the objective.
         self.good = 0
 
+    def copy(self) -> TaskCounts:
+        same = copy(self)
+        same.queues = {name: copy(counts) for name, counts in self.queues.items()}
+        same.late, same.took = self.late.copy(), self.took.copy()
+        return same
+
     @property
     def tally(self) -> Tally:
         """A job that expired, because it could not start in time, was not punctual."""
@@ -97,6 +123,11 @@ class CallCounts:
     def __init__(self) -> None:
         self.count = self.errors = self.total_us = 0
         self.buckets = [0] * (len(CALL_BOUNDS_US) + 1)
+
+    def copy(self) -> CallCounts:
+        same = copy(self)
+        same.buckets = self.buckets.copy()
+        return same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +145,16 @@ class WorkerGauges:
     free: Mapping[PoolName, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """All counts at one moment."""
+
+    tasks: Mapping[str, TaskCounts]
+    calls: Mapping[str, CallCounts]
+    empty_claims: int
+    workers: Sequence[WorkerGauges]
+
+
 class Counts:
     """The counts of one app in this process, by all its workers and callers."""
 
@@ -126,75 +167,124 @@ class Counts:
         self.empty_claims = 0
         # Callers may be on several threads.
         self._lock = threading.Lock()
+        # Runs that have started and are not counted yet: at most as many as there are slots, since
+        # each end counts all of them.
+        self.starts: list[Started] = []
         # What can be asked of each running worker, by its name.
         self.workers: dict[str, Callable[[], WorkerGauges]] = {}
         # Who is told of jobs that are dead.
         self.on_dead: list[Callable[[Settlement], None]] = []
-        self._within_ms = -1
+        self.set_objective(None)
 
     def set_objective(self, objective: Objective | None) -> None:
-        """Count the runs that start within the objective, from now on."""
-        self._within_ms = -1 if objective is None else objective.within_ms
+        """Count the runs that start within the objective, from now on; without one, all are."""
+        self._within_ms = FARTHEST_MS if objective is None else objective.within_ms
 
     @property
     def tally(self) -> Tally:
+        self.count_starts()
         tallies = [each.tally for each in self.tasks.values()]
         return Tally(sum(each.total for each in tallies), sum(each.good for each in tallies))
 
+    def numbers(self) -> Numbers:
+        """A copy of everything, which may be read on any thread. Call it on the event loop of the
+        workers."""
+        self.count_starts()
+        with self._lock:
+            return Numbers(
+                tasks={name: each.copy() for name, each in self.tasks.items()},
+                calls={name: each.copy() for name, each in self.calls.items()},
+                empty_claims=self.empty_claims,
+                workers=[ask() for ask in list(self.workers.values())],
+            )
+
+    def know(self, task: str, queue: str) -> None:
+        """Begin with zero, so that the first of them shows as an increase."""
+        with self._lock:
+            self._queue(self.tasks.get(task) or self._task(task), queue)
+
     # --- Jobs and runs, on the worker's event loop
 
-    def started(self, job: Job, now_ms: int) -> None:
-        """A run starts."""
-        task = self.tasks.get(job.task) or self._task(job.task)
-        (task.queues.get(job.queue) or self._queue(task, job.queue)).started += 1
-        if job.history and started_before(job):
-            return
-        late_ms = now_ms - job.due_ms
-        if job.created_ms > job.due_ms:
-            # Due in the past means now.
-            late_ms = max(now_ms - job.created_ms, 0)
-        task.late[bisect_left(BOUNDS_MS, late_ms)] += 1
-        task.late_ms += late_ms
-        if late_ms <= self._within_ms:
-            task.good += 1
+    def count_starts(self) -> None:
+        """Count the runs that have started since the last call: many in one loop."""
+        tasks, within_ms = self.tasks, self._within_ms
+        for each in self.starts:
+            if each.members:
+                # A batch: its jobs come next.
+                self.starts += each.members
+                continue
+            job, started_ms = each.job, each.started_ms or 0
+            task = tasks.get(job.task) or self._task(job.task)
+            (task.queues.get(job.queue) or self._queue(task, job.queue)).started += 1
+            if job.history and started_before(job):
+                continue
+            due_ms = job.due_ms
+            if job.created_ms > due_ms:
+                due_ms = job.created_ms  # due in the past means now
+            late_ms = started_ms - due_ms
+            if 0 <= late_ms <= SHORT_MS:
+                task.late[_BUCKET[late_ms]] += 1
+            else:
+                late_ms = max(late_ms, 0)
+                task.late[bisect_left(BOUNDS_MS, late_ms)] += 1
+            task.late_ms += late_ms
+            if late_ms <= within_ms:
+                task.good += 1
+        self.starts.clear()
 
-    def settled(self, settlement: Settlement, *, kept: bool | None, cancelled: bool) -> None:
-        """An attempt ended, and the store accepted how (`kept`) or did not."""
-        job, outcome, started_ms = settlement.job, settlement.outcome, settlement.started_ms
-        if outcome is Outcome.PARK:
+    def done(self, settlements: Iterable[Settlement], answers: Iterable[bool]) -> None:
+        """The store has written how these ended, or not. Counts those that are done: nearly all, so
+        in one loop."""
+        self.count_starts()
+        tasks = self.tasks
+        for settlement, kept in zip(settlements, answers, strict=False):
+            if settlement.outcome is DONE and kept:
+                job = settlement.job
+                task = tasks.get(job.task) or self._task(job.task)
+                (task.queues.get(job.queue) or self._queue(task, job.queue)).done += 1
+                took_ms = settlement.ended_ms - (settlement.started_ms or settlement.ended_ms)
+                if 0 <= took_ms <= SHORT_MS:
+                    task.took[_BUCKET[took_ms]] += 1
+                    task.took_ms += took_ms
+                else:
+                    self._took(task, took_ms)
+
+    def _took(self, task: TaskCounts, took_ms: int) -> None:
+        task.took[bisect_left(BOUNDS_MS, took_ms)] += 1
+        task.took_ms += max(took_ms, 0)
+
+    def ended(self, settlement: Settlement, kept: bool | None, stop: str | None) -> None:
+        """An attempt ended otherwise, or the store did not accept how. `stop` says why the run was
+        stopped, if it was."""
+        job = settlement.job
+        if settlement.outcome is Outcome.PARK:
             return  # its task is unknown here
+        self.count_starts()
         task = self.tasks.get(job.task) or self._task(job.task)
-        counts = task.queues.get(job.queue) or self._queue(task, job.queue)
-        if started_ms is not None:
-            took_ms = settlement.ended_ms - started_ms
-            task.took[bisect_left(BOUNDS_MS, took_ms)] += 1
-            task.took_ms += max(took_ms, 0)
-            if not kept:
-                counts.lost += 1
-        if not kept:
-            return
-        if outcome is DONE:
-            counts.done += 1
-        else:
-            self._ended_otherwise(counts, settlement, cancelled)
+        jobs = task.queues.get(job.queue) or self._queue(task, job.queue)
+        if settlement.started_ms is not None:
+            self._took(task, settlement.ended_ms - settlement.started_ms)
+        self._ended_otherwise(jobs, settlement, kept, stop == "cancel")
 
-    def _ended_otherwise(self, counts: JobCounts, settlement: Settlement, cancelled: bool) -> None:
-        outcome = settlement.outcome
-        counts.failed += settlement.failed
-        if cancelled and settlement.state is WAITING:
-            counts.cancelled += 1
-        elif outcome is Outcome.RETRY:
-            counts.retried += 1
-        elif outcome is Outcome.SNOOZE:
-            counts.snoozed += 1
+    def _ended_otherwise(
+        self, jobs: JobCounts, settlement: Settlement, kept: bool | None, cancelled: bool
+    ) -> None:
+        outcome, ran = settlement.outcome, settlement.started_ms is not None
+        if not kept:
+            jobs.lost += ran
+            return
+        jobs.failed += settlement.failed
+        if cancelled and settlement.state is State.WAITING:
+            jobs.cancelled += 1
         elif outcome is Outcome.RELEASE:
-            counts.released += settlement.started_ms is not None
-        elif outcome is Outcome.EXPIRE:
-            counts.expired += 1
+            jobs.released += ran
         elif outcome is Outcome.DEAD:
-            counts.dead += 1
+            jobs.dead += 1
             for tell in self.on_dead:
                 tell(settlement)
+        else:
+            name = _NAMES[outcome]
+            setattr(jobs, name, getattr(jobs, name) + 1)
 
     def added(self, jobs: Iterable[Job], answers: Iterable[bool]) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from tickwheel.concurrency import in_this_context
 from tickwheel.engine import batches
 from tickwheel.engine.alarm import Alarm
 from tickwheel.engine.attempt import Runner, timeout_ms
-from tickwheel.engine.counts import Counts
+from tickwheel.engine.counts import DONE, Counts
 from tickwheel.engine.hand import Batch, Hand, Held, Phase, Stop, released_unstarted, stronger
 from tickwheel.engine.journal import Journal, say
 from tickwheel.engine.lending import Lending
@@ -299,8 +299,8 @@ class Runs:
             self.runner.reserve(held)
         self.started[held.pool] += 1
         if self._counts is not None:
-            for each in held.members or (held,):
-                self._counts.started(each.job, now_ms)
+            # All in one place at the end of some run: this is on the way of every job.
+            self._counts.starts.append(held)
         held.run = self._alive[job.id] = self._new_task(self._run(held), f"{job.task} {job.id}")
         if held.limit:
             for member in held.members:
@@ -547,7 +547,8 @@ class Runs:
 
     def settle(self, held: Held, settlement: Settlement) -> None:
         if held.stop is Stop.LOST:
-            self._count(held, settlement, kept=False)
+            if self._counts is not None:
+                self._counts.ended(settlement, False, held.stop)
             self._forget(held)
             return
         self.hand.settle(held)
@@ -573,12 +574,9 @@ class Runs:
         elif error is None and not kept:
             words = f"the outcome {str(settlement.outcome)!r} came too late: its lease had run out"
             say(logging.WARNING, held.job, words)
-        self._count(held, settlement, kept)
+        if self._counts is not None and (settlement.outcome is not DONE or not kept):
+            self._counts.ended(settlement, kept, held.stop)
         self._forget(held)
-
-    def _count(self, held: Held, settlement: Settlement, kept: bool | None) -> None:
-        if self._counts is not None:
-            self._counts.settled(settlement, kept=kept, cancelled=held.stop is Stop.CANCEL)
 
     def _forget(self, held: Held) -> None:
         if held.job.expires_ms is not None:
@@ -592,6 +590,8 @@ class Runs:
             lambda: not self._any_lease_holds(settlements),
             lambda: self._store.settle(settlements, now_ms=self._clock.now_ms()),
         )
+        if answers is not None and self._counts is not None:
+            self._counts.done(settlements, answers)
         return [False] * len(settlements) if answers is None else answers
 
     def _any_lease_holds(self, settlements: Sequence[Settlement]) -> bool:
