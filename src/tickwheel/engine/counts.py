@@ -104,7 +104,7 @@ class TaskCounts:
 
     def copy(self) -> TaskCounts:
         same = copy(self)
-        same.queues = {name: copy(counts) for name, counts in self.queues.items()}
+        same.queues = {name: copy(counts) for name, counts in list(self.queues.items())}
         same.late, same.took = self.late.copy(), self.took.copy()
         return same
 
@@ -190,12 +190,19 @@ class Counts:
         """A copy of everything, which may be read on any thread. Call it on the event loop of the
         workers."""
         self.count_starts()
+        return self._copy([ask() for ask in list(self.workers.values())])
+
+    def from_any_thread(self) -> Numbers:
+        """The same, without the workers, and without runs that have just started."""
+        return self._copy(())
+
+    def _copy(self, workers: Sequence[WorkerGauges]) -> Numbers:
         with self._lock:
             return Numbers(
-                tasks={name: each.copy() for name, each in self.tasks.items()},
+                tasks={name: each.copy() for name, each in list(self.tasks.items())},
                 calls={name: each.copy() for name, each in self.calls.items()},
                 empty_claims=self.empty_claims,
-                workers=[ask() for ask in list(self.workers.values())],
+                workers=workers,
             )
 
     def know(self, task: str, queue: str) -> None:
