@@ -235,6 +235,29 @@ def test_a_run_that_lost_its_lease_is_not_done() -> None:
     virtual(story)
 
 
+def test_an_outcome_that_the_store_refuses_does_not_count() -> None:
+    class Refusing(FaultyStore):
+        """Another attempt came first, it says."""
+
+        async def settle(self, settlements: Any, *, now_ms: int) -> list[bool]:
+            return [False] * len(settlements)
+
+    async def story(world: World) -> None:
+        counts = counts_of(world)
+
+        @world.app.task
+        async def work() -> None: ...
+
+        await work.enqueue()
+        await world.node(line=Refusing(world.store))
+        await asyncio.sleep(1)
+        numbers = counts.numbers()
+        found = events(numbers.tasks["work"].queues["default"])
+        assert found["lost"] == found["started"] > 0 and "done" not in found
+
+    virtual(story)
+
+
 def test_the_jobs_of_schedules_are_added_too() -> None:
     async def story(world: World) -> None:
         counts = counts_of(world)
