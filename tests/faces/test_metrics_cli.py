@@ -146,6 +146,13 @@ def test_a_port_in_use_or_an_address_that_is_none_is_one_line(folder: Path) -> N
         assert other.said.startswith("error: --http: http='http://here': write HOST:PORT")
 
 
+@pytest.mark.slow
+def test_config_shows_the_objective_of_the_code(folder: Path) -> None:
+    with Command(folder, "config", "--app", "shop") as command:
+        assert command.code() == 0
+        assert re.search(r"^objective +99% within 1h +shop$", command.said, re.MULTILINE)
+
+
 # --- docs/monitoring
 
 # What Prometheus adds to every series.
