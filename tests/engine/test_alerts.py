@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -87,6 +88,14 @@ def test_a_function_that_fails_or_hangs_does_no_harm(caplog: pytest.LogCaptureFi
             raise RuntimeError("no network")
 
         @app.on_alert
+        async def exits(alert: Alert) -> None:
+            sys.exit(1)
+
+        @app.on_alert
+        async def cancels(alert: Alert) -> None:
+            raise asyncio.CancelledError
+
+        @app.on_alert
         async def hangs(alert: Alert) -> None:
             await asyncio.Event().wait()
 
@@ -103,7 +112,7 @@ def test_a_function_that_fails_or_hangs_does_no_harm(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.ERROR, "tickwheel"):
         virtual(story)
     failures = [each for each in caplog.records if each.message.startswith("on_alert failed")]
-    assert len(failures) == 2
+    assert len(failures) == 4
 
 
 def test_a_missed_objective_is_told() -> None:

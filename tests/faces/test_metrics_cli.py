@@ -141,6 +141,9 @@ def test_a_port_in_use_or_an_address_that_is_none_is_one_line(folder: Path) -> N
         with Command(folder, "worker", "shop", "--http", f":{port}") as other:
             assert other.code() == 2
             assert f"error: http=127.0.0.1:{port} can't be used" in other.said
+    with Command(folder, "worker", "shop", "--http", ":65535", "--processes", "2") as other:
+        assert other.code() == 2
+        assert "2 processes need as many ports" in other.said
     with Command(folder, "worker", "shop", "--http", "http://here") as other:
         assert other.code() == 2
         assert other.said.startswith("error: --http: http='http://here': write HOST:PORT")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,6 +152,12 @@ async def test_the_spans_of_callers_without_an_event_loop(traced: Traced) -> Non
 def test_an_app_is_instrumented_once(traced: Traced) -> None:
     with pytest.raises(BadConfig, match="instrumented already"):
         instrument(traced.app)
+
+
+def test_without_the_library_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['opentelemetry'] = None; import tickwheel.opentelemetry"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'tickwheel[opentelemetry]'" in ended.stderr
 
 
 async def test_counts_are_exported_as_they_are() -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+from tickwheel.address import http_address
 from tickwheel.app import App
 from tickwheel.cli.load_app import load_app, open_app, store_name
 from tickwheel.cli.logs import set_up_logs
@@ -160,6 +161,8 @@ def supervise(work: Work) -> int:
     if os.name != "posix":
         raise BadConfig("--processes needs a POSIX system; run the command several times instead")
     settings = work.settings
+    if settings.http:
+        http_address(settings.http, processes=settings.processes)
     set_up_logs(settings)
     if settings.log_format == "text":
         show_fields(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tickwheel.address import http_address, nth_address
+from tickwheel.address import nth_address
 from tickwheel.cli.options import COUNT, argument, stacked
 from tickwheel.config import LOG_FORMATS, LOG_LEVELS, Config, Settings
 from tickwheel.errors import BadConfig
@@ -112,8 +112,6 @@ def work_of(config: Config) -> Work:
     """The app and settings; BadConfig if no app is named."""
     if not config.settings.app:
         raise BadConfig("which app? Name it, as in shop:app, or set `app` in tickwheel.toml")
-    if config.settings.http:
-        http_address(config.settings.http, processes=config.settings.processes)
     from tickwheel.checks import checked_name
 
     for queue in config.settings.queues:

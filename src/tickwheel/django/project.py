@@ -17,7 +17,10 @@ from tickwheel.django.databases import Transactions, alias_of, url_of
 from tickwheel.errors import BadConfig, did_you_mean
 
 # What `TICKWHEEL` may have for the app, and for its workers.
-FOR_APP = ("name", "store", "outbox", "imports", "retention", "dead_retention", "payload_limit")
+FOR_APP = (
+    *("name", "store", "outbox", "imports", "retention", "dead_retention", "payload_limit"),
+    "objective",
+)
 FOR_WORKERS = tuple(name for name in NAMES if name not in (*FOR_APP, "app"))
 
 

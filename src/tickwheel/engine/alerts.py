@@ -238,7 +238,9 @@ class Alerts:
         try:
             async with asyncio.timeout(CALL_S):
                 await hook(alert)
-        except Exception:
+        except (Exception, asyncio.CancelledError, SystemExit):
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # the worker ends
             log.exception("on_alert failed; not told: %s", alert.words)
 
 
