@@ -38,6 +38,7 @@ ENGINE = "tests/engine"
 LIFESPAN, MIDDLEWARE = "tests/unit/test_lifespan.py", "tests/unit/test_middleware.py"
 AROUND_CLI, BOX_AROUND = "tests/faces/test_around_cli.py", "tests/faces/test_testing_around.py"
 KILLERS, ENDS = "tests/engine/test_killers.py", "tests/engine/test_ends.py"
+COUNTS, ALERTS = "tests/engine/test_counts.py", "tests/engine/test_alerts.py"
 CLOCKS = "tests/engine/test_clocks.py"
 EXPIRY, PROGRESS = "tests/engine/test_expiry.py", "tests/engine/test_progress.py"
 CONTEXT = "tests/unit/test_context.py"
@@ -1051,12 +1052,12 @@ FAULTS = [
     ),
     Fault(
         "the cancel of one job stops its batch", "batch", "engine/runs.py",
-        "        if reasons <= {Stop.CANCEL, Stop.LOST} and counts(why, batch):\n",
-        "        if counts(why, batch):\n", TOGETHER,
+        "        if reasons <= {Stop.CANCEL, Stop.LOST} and stronger(why, batch):\n",
+        "        if stronger(why, batch):\n", TOGETHER,
     ),
     Fault(
         "a batch whose jobs are all cancelled goes on", "batch", "engine/runs.py",
-        "        if reasons <= {Stop.CANCEL, Stop.LOST} and counts(why, batch):\n",
+        "        if reasons <= {Stop.CANCEL, Stop.LOST} and stronger(why, batch):\n",
         "        if False:\n", TOGETHER,
     ),
     Fault(
@@ -2087,6 +2088,42 @@ FAULTS = [
         "stores/postgres/notify.py",
         "        self._noted_until = 0\n        self._watches.hear(None)\n", "        pass\n",
         f"{WAITING_CALLERS} -k outlives_its_connection_to_postgres",
+    ),
+    # --- What people on call are told
+    Fault(
+        "metrics: a run that begins again is late", "punctuality", "engine/counts.py",
+        "            if job.history and started_before(job):\n", "            if False:\n", COUNTS,
+    ),
+    Fault(
+        "metrics: due in the past is late", "punctuality", "engine/counts.py",
+        "            if job.created_ms > due_ms:\n", "            if False:\n", COUNTS,
+    ),
+    Fault(
+        "metrics: a job that expires is punctual", "punctuality", "engine/counts.py",
+        "return Tally(sum(self.late) + expired, self.good)",
+        "return Tally(sum(self.late), self.good)", COUNTS,
+    ),
+    Fault(
+        "metrics: an outcome counts that the store refused", "metrics", "engine/counts.py",
+        "            if settlement.outcome is DONE and kept:\n",
+        "            if settlement.outcome is DONE:\n", COUNTS,
+    ),
+    Fault(
+        "metrics: names are not bounded", "bounds", "engine/counts.py",
+        "        name = name if len(self.tasks) < NAMES else OTHER\n", "", COUNTS,
+    ),
+    Fault(
+        "alerts: the same is told again and again", "alerts", "engine/alerts.py",
+        "now_ms - passed_ms < QUIET_MS", "False", ALERTS,
+    ),
+    Fault(
+        "alerts: the last one is lost when the worker stops", "alerts", "engine/alerts.py",
+        "            await asyncio.wait([telling], timeout=LAST_S)\n", "", ALERTS,
+    ),
+    Fault(
+        "alerts: every worker tells of unserved jobs", "alerts", "engine/alerts.py",
+        "if not workers or not speaks(self._worker, self._app, workers):", "if not workers:",
+        ALERTS,
     ),
     # --- The judge sees from outside what only faults bring to light
     Fault(

@@ -13,6 +13,7 @@ The whole public API can be imported from here.
 from tickwheel.app import App
 from tickwheel.arguments import INJECTED
 from tickwheel.client import JobInfo, JobPage
+from tickwheel.engine.alerts import Alert, AlertKind
 from tickwheel.engine.context import JobContext, current_job, current_jobs
 from tickwheel.engine.worker import Worker
 from tickwheel.errors import (
@@ -49,6 +50,8 @@ from tickwheel.version import __version__
 
 __all__ = [
     "INJECTED",
+    "Alert",
+    "AlertKind",
     "App",
     "BadArguments",
     "BadConfig",

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from tickwheel import transaction
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, Clock
+from tickwheel.engine.counts import Counts
 from tickwheel.errors import BadConfig, UsageError
 from tickwheel.job import Job, which_added
 from tickwheel.outbox import Outbox
@@ -59,13 +60,19 @@ class StoreAccess:
         # The caller's transaction, where a framework knows of it.
         self.ambient: Ambient | None = None
         self._clock = clock
-        self._connect: Callable[[], Client] = lambda: Client(self.store.new_handle(), clock)
+        # Counts what goes through the store, if metrics are on.
+        self.counts: Counts | None = None
+        self._connect: Callable[[], Client] = lambda: Client(self._new_handle(), clock)
         self._reset()
 
     @cached_property
     def store(self) -> Store:
         """The store as the app uses it: with keys, jobs are sealed on their way there."""
         return sealed(self._store, self._keys.trust)
+
+    def _new_handle(self) -> Store:
+        handle = self.store.new_handle()
+        return handle if self.counts is None else self.counts.counted(handle)
 
     @property
     def outbox(self) -> Outbox | None:

@@ -14,11 +14,10 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -32,6 +31,7 @@ from tickwheel.arguments import MIB
 from tickwheel.checks import NAME_LIMIT, AnyPriority, checked_name, checked_options
 from tickwheel.client import Client
 from tickwheel.clock import Clock, SystemClock
+from tickwheel.concurrency import single_error
 from tickwheel.config import load, setting
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.engine.attempt import JobContext
@@ -43,6 +43,7 @@ from tickwheel.job import Job
 from tickwheel.jobs import AppJobs
 from tickwheel.lifespan import Lifespans
 from tickwheel.masking import masked
+from tickwheel.monitoring import Monitored
 from tickwheel.outbox import Outbox
 from tickwheel.registry import (
     Around,
@@ -81,7 +82,7 @@ M = TypeVar("M", bound=Callable[[JobContext, Callable[[], Awaitable[Any]]], Awai
 SHORTEST_LEASE_MS = 500
 
 
-class App(AppJobs):
+class App(AppJobs, Monitored):
     """Tasks, and the store that keeps their jobs.
 
     Apps that share a store need different names; by default, that of the module. `imports` names
@@ -91,8 +92,9 @@ class App(AppJobs):
     explicitly. Such blocks may be nested, also in `app.worker()`: the last one to end closes it.
     Arguments that are not given come from the settings: `tickwheel config` shows them.
 
-    With `inherit_meta`, jobs that a task enqueues have the meta of the task's own job. Keys, each
-    written "id:base64", sign jobs and encrypt their arguments: docs/trust.md.
+    With `inherit_meta`, jobs that a task enqueues have the meta of the task's own job. `objective`
+    says how punctual runs should be, "99% within 100ms": metrics and alerts tell whether they are.
+    Keys, each written "id:base64", sign jobs and encrypt their arguments: docs/trust.md.
     """
 
     # What a framework does around each run.
@@ -110,6 +112,7 @@ class App(AppJobs):
         dead_retention: Duration | None = None,
         payload_limit: int = MIB,
         inherit_meta: bool = False,
+        objective: str | None = None,
         signing_keys: Sequence[str] | None = None,
         encryption_keys: Sequence[str] | None = None,
         signing: SigningMode | None = None,
@@ -147,6 +150,7 @@ class App(AppJobs):
             self.retention_ms = duration_ms(retention)
         if dead_retention is not None:
             self.dead_retention_ms = duration_ms(dead_retention)
+        self._set_objective(objective)
         keys = Sealing(signing_keys, encryption_keys, signing)
         access = StoreAccess(self._store, self._clock, lambda: self.outbox, payload_limit, keys)
         super().__init__(access)
@@ -472,10 +476,13 @@ class App(AppJobs):
             state = None if lifespan is None else await lifespan.value()
             worker = self._new_worker(client, options, guarded, state)
             try:
-                with _single_error():
+                with single_error():
                     async with asyncio.TaskGroup() as group:
                         running = group.create_task(worker.run())
                         self._start_relay(group, client, lambda: not running.done())
+                        if (alerts := self._alerts(client, worker.name)) is not None:
+                            group.create_task(alerts.run())
+                            running.add_done_callback(lambda _: alerts.stop())
                         if lifespan is not None:
                             watching = group.create_task(lifespan.until_it_fails())
                             running.add_done_callback(lambda _: watching.cancel())
@@ -550,6 +557,7 @@ class App(AppJobs):
                 middleware=chained(self.middlewares),
                 in_children=self.lifespans.in_children,
             ),
+            counts=self._worker_counts(),
         )
 
     def _start_relay(
@@ -567,17 +575,6 @@ class App(AppJobs):
 
     async def __aexit__(self, *_: object) -> None:
         await self._access.leave()
-
-
-@contextmanager
-def _single_error() -> Iterator[None]:
-    """Raise a single error as it is: the block should not have to know about the task group."""
-    try:
-        yield
-    except BaseExceptionGroup as errors:
-        if len(errors.exceptions) == 1:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        raise
 
 
 def _check_list(name: str, values: object) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 
@@ -53,6 +53,17 @@ async def bounded_tasks(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+@contextmanager
+def single_error() -> Iterator[None]:
+    """Raise a single error as it is: the block should not have to know about a task group."""
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        if len(errors.exceptions) == 1:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        raise
 
 
 def in_this_context(

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from tickwheel.address import http_address
 from tickwheel.duration import duration_ms
 from tickwheel.errors import BadConfig, UsageError, did_you_mean, shown
+from tickwheel.objective import parse_objective
 from tickwheel.pools import usual_processes, usual_threads
 
 PREFIX = "TICKWHEEL_"
@@ -48,6 +50,9 @@ class Settings:
     lease: str = "15s"
     grace: str = "30s"
     processes: int = 1
+    # Where a worker serves its metrics, HOST:PORT, and how punctual runs should be.
+    http: str = ""
+    objective: str = ""
     log_level: str = "info"
     log_format: str = "text"
     retention: str = "7d"
@@ -212,6 +217,16 @@ def _keys(value: object) -> tuple[str, ...]:
     return tuple(each.strip() for each in keys)
 
 
+def _objective(value: object) -> str:
+    return str(parse_objective(value))
+
+
+def _address(value: object) -> str:
+    text = str(value) if isinstance(value, int) else _text(value)
+    http_address(text)
+    return text
+
+
 def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
     def checked(value: object) -> str:
         choice = _text(value).lower()
@@ -237,6 +252,8 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "signing_keys": _keys,
     "encryption_keys": _keys,
     "signing": _one_of(SIGNING_MODES),
+    "http": _address,
+    "objective": _objective,
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
 }

@@ -106,6 +106,7 @@ class World:
             app=app.name,
             schedules=app.declared,
             guarded=False,
+            counts=app.counts,
         )
         self.nodes.append(Node(worker, line))
         return self.nodes[-1]

@@ -223,7 +223,8 @@ def test_what_is_wrong_in_the_settings_is_told_in_one_line(
 
 
 def test_several_worker_processes_and_the_command_line_know_the_project(tmp_path: Path) -> None:
-    project = make("sqlite-beside", tmp_path, settings={"processes": 2, "concurrency": 3})
+    settings = {"processes": 2, "concurrency": 3, "http": ":0", "objective": "99% within 1s"}
+    project = make("sqlite-beside", tmp_path, settings=settings)
     with project.worker() as worker:
         assert "paid" in project.script(
             "from shop.models import Order\n"
@@ -234,6 +235,7 @@ def test_several_worker_processes_and_the_command_line_know_the_project(tmp_path
             "print(order.state)"
         )
     assert "concurrency  3 each" in worker.said
+    assert "metrics at http://127.0.0.1:" in worker.said
     listed = project._run("-m", "tickwheel", "jobs", "--app", "tickwheel.django:app")
     assert "pay" in listed
 

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 # --- With children of one line
 
 
-def python(code: str) -> Callable[[int], Sequence[str]]:
-    return lambda pipe: [sys.executable, "-c", code, str(pipe)]
+def python(code: str) -> Callable[[int, int], Sequence[str]]:
+    return lambda pipe, number: [sys.executable, "-c", code, str(pipe)]
 
 
 async def eventually(condition: Callable[[], object], what: str) -> None:
@@ -87,7 +87,7 @@ sys.exit(78)
 
 
 async def test_what_can_not_be_started_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    several = Supervisor(lambda pipe: ["/nowhere/python"], processes=2, grace_s=1)
+    several = Supervisor(lambda pipe, number: ["/nowhere/python"], processes=2, grace_s=1)
     assert await several.run() == 1
     assert "could not start process 1" in caplog.messages[0]
 

@@ -26,8 +26,8 @@ from tickwheel.cli.top_frame import SLOT_MS, Frame, Sample, Waiting, frame, fram
 from tickwheel.cli.top_view import bars, view
 from tickwheel.client import Client
 from tickwheel.job import Job, Outcome, Run, State
-from tickwheel.operate.unserved import UnservedTask
 from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
+from tickwheel.unserved import UnservedTask
 
 NOW = 1_800_000_000_000
 

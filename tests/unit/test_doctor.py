@@ -8,9 +8,9 @@ import pytest
 from tickwheel.job import Job, Outcome, Run
 from tickwheel.notes import Note
 from tickwheel.operate import doctor
-from tickwheel.operate.unserved import unserved_tasks
 from tickwheel.schedule import GRACE_MS, MOVING_MS, Misfire, Overlap, Rule, Schedule
 from tickwheel.store import Durability, Finding, Level, QueueInfo, WorkerInfo
+from tickwheel.unserved import unserved_tasks
 
 NOW_MS = 1_800_000_000_000
 

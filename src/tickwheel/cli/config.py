@@ -61,6 +61,8 @@ def _with_app(found: Config, *, required: bool) -> Config:
         ms = getattr(app, f"{each}_ms")
         if ms != duration_ms(getattr(found.settings, each)):
             own[each] = duration_text(ms)
+    if app.objective is not None:
+        own["objective"] = str(app.objective)
     own = {key: value for key, value in own.items() if value != getattr(found.settings, key)}
     return Config(replace(found.settings, **own), {**found.sources, **dict.fromkeys(own, name)})
 

@@ -15,8 +15,8 @@ from tickwheel.job import State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
-    from tickwheel.operate.unserved import UnservedTask
     from tickwheel.store import QueueInfo
+    from tickwheel.unserved import UnservedTask
 
 queues = Noun("queues", help="List queues with job counts; pause and resume them.")
 
@@ -27,7 +27,7 @@ _name = argument("name", metavar="QUEUE", about="The queue's name.")
 @common
 def list_(where: Where, as_json: bool) -> None:
     """List queues with the number of jobs in each state. `tickwheel queues` does the same."""
-    from tickwheel.operate.unserved import unserved_tasks
+    from tickwheel.unserved import unserved_tasks
 
     async def look(client: Client) -> tuple[list[QueueInfo], list[UnservedTask], int]:
         unknown = unserved_tasks(await client.parked(), await client.workers())

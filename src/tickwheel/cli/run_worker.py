@@ -6,9 +6,11 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
+from tickwheel.address import http_address
 from tickwheel.app import App
 from tickwheel.cli.load_app import load_app, open_app, store_name
 from tickwheel.cli.logs import set_up_logs
@@ -38,6 +40,9 @@ def serve(work: Work, parent: int | None) -> int:
     """
     app = load_app(work.target, work.settings.imports)
     set_up_logs(work.settings, with_pid=parent is not None)
+    if work.settings.http:
+        # Before the store is opened, so that all its calls are counted.
+        app.enable_metrics()
     # The store's thread gets the GIL back sooner from a CPU-bound task.
     sys.setswitchinterval(0.001)
     try:
@@ -79,14 +84,19 @@ async def _run(
 ) -> None:
     settings = work.settings
     queues = settings.queues or tuple(app.tasks.queues())
-    async with app.worker(
-        queues=queues,
-        concurrency=settings.concurrency,
-        threads=settings.threads,
-        processes=settings.task_processes,
-        lease=settings.lease,
-        grace=settings.grace,
-    ) as worker:
+    # In this order: what the worker does while it stops can still be seen.
+    async with (
+        _serving_status(app, settings) as running,
+        app.worker(
+            queues=queues,
+            concurrency=settings.concurrency,
+            threads=settings.threads,
+            processes=settings.task_processes,
+            lease=settings.lease,
+            grace=settings.grace,
+        ) as worker,
+    ):
+        running(worker)
         started()
         if alone and settings.log_format == "text":
             _banner(app, work, queues)
@@ -101,6 +111,19 @@ async def _run(
             log.warning("%s has no tasks, so this worker can't run any job", work.target)
         await shutdown.requested()
         _say_stopping(worker, settings, alone)
+
+
+@asynccontextmanager
+async def _serving_status(app: App, settings: Settings) -> AsyncIterator[Callable[[Worker], None]]:
+    """Serve metrics and health, if asked; yields who wants to know of the worker."""
+    if not settings.http:
+        yield lambda _: None
+        return
+    # Needs a library that others don't.
+    from tickwheel.operate.status import serving_status
+
+    async with serving_status(app, settings.http) as status:
+        yield lambda worker: setattr(status, "worker", worker)
 
 
 def _banner(app: App, work: Work, queues: tuple[str, ...]) -> None:
@@ -138,6 +161,8 @@ def supervise(work: Work) -> int:
     if os.name != "posix":
         raise BadConfig("--processes needs a POSIX system; run the command several times instead")
     settings = work.settings
+    if settings.http:
+        http_address(settings.http, processes=settings.processes)
     set_up_logs(settings)
     if settings.log_format == "text":
         show_fields(

@@ -188,7 +188,7 @@ class Sampler:
     async def take(self) -> Sample:
         """Read the store's current state. Raises StoreUnavailable."""
         from tickwheel.cli.top_frame import Sample
-        from tickwheel.operate.unserved import unserved_tasks
+        from tickwheel.unserved import unserved_tasks
 
         await self._client.ready()
         queues = await self._client.queues()

@@ -12,8 +12,8 @@ from tickwheel.envelope import readable
 from tickwheel.job import Job, Outcome, State
 
 if TYPE_CHECKING:
-    from tickwheel.operate.unserved import UnservedTask
     from tickwheel.store import QueueInfo, WorkerInfo
+    from tickwheel.unserved import UnservedTask
 
 # The wheel's upcoming slots in the chart: ten minutes.
 SLOT_MS, SLOTS = 10_000, 60

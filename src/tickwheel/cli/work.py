@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tickwheel.address import nth_address
 from tickwheel.cli.options import COUNT, argument, stacked
 from tickwheel.config import LOG_FORMATS, LOG_LEVELS, Config, Settings
 from tickwheel.errors import BadConfig
@@ -67,6 +68,11 @@ def run_options(*, grace: str = _DEFAULTS.grace, log_level: str = _DEFAULTS.log_
             help=f"How long running jobs may take to finish when it stops. Default: {grace}.",
         ),
         click.option(
+            "--http",
+            metavar="HOST:PORT",
+            help="Serve /metrics and /healthz there; :9100 is for this machine only.",
+        ),
+        click.option(
             "--log-level",
             type=click.Choice(LOG_LEVELS),
             help=f"The lowest level to log. Default: {log_level}.",
@@ -86,8 +92,8 @@ class Work:
     target: str
     settings: Settings
 
-    def command(self, parent: int) -> list[str]:
-        """The command that runs one worker process of several, tied to its parent by a pipe."""
+    def command(self, parent: int, number: int = 1) -> list[str]:
+        """The command that runs the n-th worker process, tied to its parent by a pipe."""
         settings = self.settings
         return [
             *(sys.executable, "-m", "tickwheel", "worker", self.target),
@@ -96,6 +102,7 @@ class Work:
             *("--concurrency", str(settings.concurrency), "--threads", str(settings.threads)),
             *("--task-processes", str(settings.task_processes)),
             *("--lease", settings.lease, "--grace", settings.grace),
+            *(("--http", nth_address(settings.http, number)) if settings.http else ()),
             *("--processes", "1", "--log-level", settings.log_level),
             *("--log-format", settings.log_format, "--parent", str(parent)),
         ]

@@ -19,7 +19,7 @@ from tickwheel.errors import BadConfig, did_you_mean
 # What `TICKWHEEL` may have for the app, and for its workers.
 FOR_APP = (
     *("name", "store", "outbox", "imports", "retention", "dead_retention", "payload_limit"),
-    *("signing_keys", "encryption_keys", "signing"),
+    *("objective", "signing_keys", "encryption_keys", "signing"),
 )
 FOR_WORKERS = tuple(name for name in NAMES if name not in (*FOR_APP, "app"))
 

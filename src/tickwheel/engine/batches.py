@@ -17,6 +17,7 @@ from tickwheel.job import Settlement
 from tickwheel.registry import Definition
 from tickwheel.retry import Seen, look
 
+UNREADABLE = "what the task returned or raised can't be read: looking at it raised an error"
 # How the run of each job of a batch ended.
 Settlements = list[tuple[Held, Settlement]]
 
@@ -92,6 +93,11 @@ def raised(
     if not held.members:
         return runner.raised(held, definition, error)
     return _all_raised(runner, held.members, definition, error)
+
+
+def unreadable(runner: Runner, held: Held, definition: Definition) -> Settlement | Settlements:
+    """Settle a run whose result or error is of a class that raises when it is looked at."""
+    return raised(runner, held, definition, RuntimeError(UNREADABLE))
 
 
 def stopped(runner: Runner, held: Held, definition: Definition) -> Settlement | Settlements:

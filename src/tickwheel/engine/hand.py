@@ -210,6 +210,11 @@ class Hand:
         # A copy: the guard reads it from another thread, and callers drop jobs while they iterate.
         return iter(list(self._held.values()))
 
+    @property
+    def in_wheel(self) -> int:
+        """How many held jobs are not due yet."""
+        return len(self._wheel)
+
     def ready(self, pool: PoolName) -> int:
         """How many jobs of this pool are due and have not started."""
         return self._ready_counts[pool]
@@ -387,6 +392,17 @@ class Hand:
             for member in held.members:
                 member.phase, member.started_ms = RUNNING, now_ms
 
+    def used(self) -> dict[PoolName, int]:
+        """How many runs take up a slot, by pool. Visits every held job."""
+        counts: dict[PoolName, int] = {"async": 0, "thread": 0, "process": 0}
+        batches: set[int] = set()
+        for held in self._held.values():
+            run = held if held.batch is None else held.batch
+            if run.phase is RUNNING and not run.lent and id(run) not in batches:
+                batches.add(id(run))
+                counts[run.pool] += 1
+        return counts
+
     def _take_slot(self, held: Held) -> None:
         self.running += 1
         if held.pool == "thread":
@@ -491,7 +507,7 @@ def released_unstarted(job: Job, *, by: str, since_ms: int) -> bool:
     return last.worker == by and last.ended_ms > since_ms
 
 
-def counts(why: Stop, held: Held) -> bool:
+def stronger(why: Stop, held: Held) -> bool:
     """Whether another reason to stop changes anything: a stronger one does, and a run that was
     already interrupted is not interrupted again."""
     if held.stop is None or why is Stop.LOST:

@@ -182,6 +182,11 @@ def facts(settlement: Settlement) -> dict[str, Any]:
     return known
 
 
+def say(level: int, job: Job, words: str) -> None:
+    """Log something about a job beside its runs."""
+    log.log(level, "%s %s: %s", job.task, job.id, words, extra=about(job))
+
+
 def about(job: Job) -> dict[str, Any]:
     """What every log record about a job has as attributes."""
     known = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tickwheel.pools import usual_processes, usual_threads
@@ -37,7 +37,17 @@ class WorkerOptions:
     dead_retention_ms: int = 90 * 86_400_000
     result_limit: int = 1024 * 1024
 
+    def slots(self, pool: PoolName) -> int:
+        """How many tasks of this pool can run at the same time."""
+        if pool == "async":
+            return self.concurrency
+        return self.threads if pool == "thread" else self.processes
+
+    def free(self, used: Mapping[PoolName, int], running: int) -> dict[PoolName, int]:
+        """How many more tasks of each pool could start while so many run."""
+        rest = max(self.concurrency - running, 0)
+        return {pool: min(rest, max(self.slots(pool) - used[pool], 0)) for pool in POOLS}
+
     def most(self, pools: Collection[PoolName]) -> int:
         """How many jobs can run at the same time if their tasks run in these pools."""
-        sizes = {"async": self.concurrency, "thread": self.threads, "process": self.processes}
-        return min(self.concurrency, sum(sizes[pool] for pool in pools or POOLS))
+        return min(self.concurrency, sum(map(self.slots, pools or POOLS)))

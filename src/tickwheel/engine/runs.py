@@ -21,16 +21,9 @@ from tickwheel.concurrency import in_this_context
 from tickwheel.engine import batches
 from tickwheel.engine.alarm import Alarm
 from tickwheel.engine.attempt import Runner, timeout_ms
-from tickwheel.engine.hand import (
-    Batch,
-    Hand,
-    Held,
-    Phase,
-    Stop,
-    counts,
-    released_unstarted,
-)
-from tickwheel.engine.journal import Journal, about
+from tickwheel.engine.counts import DONE, Counts
+from tickwheel.engine.hand import Batch, Hand, Held, Phase, Stop, released_unstarted, stronger
+from tickwheel.engine.journal import Journal, say
 from tickwheel.engine.lending import Lending
 from tickwheel.engine.options import WorkerOptions
 from tickwheel.engine.reconnect import Reconnecting
@@ -48,7 +41,6 @@ PATIENCE_MS = 1_000
 ABSTAIN_S = 0.1
 # An async task that ignores its cancellation for this long is abandoned.
 STUBBORN_S = 5.0
-UNREADABLE = "what the task returned or raised can't be read: looking at it raised an error"
 # A worker logs only so many different tasks that it doesn't know.
 UNKNOWN_LOGGED = 1_000
 
@@ -70,6 +62,7 @@ class Runs:
         *,
         ending: Callable[[], bool],
         surroundings: Surroundings,
+        counts: Counts | None = None,
     ) -> None:
         """`ending` tells whether the worker itself is being cancelled."""
         self._worker = worker
@@ -81,6 +74,7 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self.hand = Hand()
         self.journal = Journal()
+        self._counts = counts
         # Runs that have not ended, by job, including abandoned ones.
         self._alive: dict[str, asyncio.Task[None]] = {}
         # When runs time out, by the monotonic clock.
@@ -170,7 +164,7 @@ class Runs:
         if before is not None and before.run is not None and before.stop is None:
             # Its lease ran out unnoticed and no other worker took it: the new claim is for the run
             # that is still going on here.
-            _say(logging.WARNING, job, "its lease ran out, and this worker claimed it again")
+            say(logging.WARNING, job, "its lease ran out, and this worker claimed it again")
             before.job = job
             return
         held = Held(job, self.tasks.find(job.task))
@@ -283,6 +277,11 @@ class Runs:
             return False
         return self.runner.has_room(pool)
 
+    def slots(self) -> tuple[dict[PoolName, int], dict[PoolName, int]]:
+        """How many slots are taken, and how many more runs could start, by pool."""
+        used = self.hand.used()
+        return used, self._options.free(used, self.hand.running)
+
     def start(self, held: Held) -> None:
         """Start a job that was taken out for it; one of a batch with those that join it."""
         now_ms = self._clock.now_ms()
@@ -297,6 +296,9 @@ class Runs:
         if held.pool != "async":
             self.runner.reserve(held)
         self.started[held.pool] += 1
+        if self._counts is not None:
+            # All in one place at the end of some run: this is on the way of every job.
+            self._counts.starts.append(held)
         held.run = self._alive[job.id] = self._new_task(self._run(held), f"{job.task} {job.id}")
         if held.limit:
             for member in held.members:
@@ -373,9 +375,7 @@ class Runs:
             # One that comes from a thread closes the attempt, instead of being raised in it.
             ended = batches.raised(self.runner, held, definition, error)
         except BaseException:
-            # What the task returned or raised is of a class of its own that raises when it is
-            # looked at.
-            ended = batches.raised(self.runner, held, definition, RuntimeError(UNREADABLE))
+            ended = batches.unreadable(self.runner, held, definition)
         finally:
             self._over(held, run)
         self._ended(held, ended)
@@ -456,7 +456,7 @@ class Runs:
         if held.batch is not None:
             self._stop_member(held, held.batch, why)
             return
-        if not counts(why, held):
+        if not stronger(why, held):
             return
         held.stop = why
         for member in held.members:
@@ -464,7 +464,7 @@ class Runs:
                 member.stop = why
         job = held.job
         if why is Stop.LOST:
-            _say(logging.WARNING, job, "its lease ran out, so another worker may run it")
+            say(logging.WARNING, job, "its lease ran out, so another worker may run it")
         if held.run is None:
             if why is Stop.LOST:
                 self._forget(held)
@@ -479,15 +479,15 @@ class Runs:
         if why is Stop.RELEASE:
             self.stop(batch, why)
             return
-        if not counts(why, member):
+        if not stronger(why, member):
             return
         member.stop = why
         if why is Stop.LOST:
-            _say(logging.WARNING, member.job, "its lease ran out, so another worker may run it")
+            say(logging.WARNING, member.job, "its lease ran out, so another worker may run it")
             self._forget(member)
         reasons = {each.stop for each in batch.members}
         why = Stop.LOST if reasons == {Stop.LOST} else Stop.CANCEL
-        if reasons <= {Stop.CANCEL, Stop.LOST} and counts(why, batch):
+        if reasons <= {Stop.CANCEL, Stop.LOST} and stronger(why, batch):
             batch.stop = why
             self._interrupt(batch, why)
 
@@ -498,7 +498,7 @@ class Runs:
             # the outcome, the slot is freed without it.
             if why in (Stop.CANCEL, Stop.RELEASE):
                 return
-            _say(logging.WARNING, held.job, f"{why}; its thread keeps running")
+            say(logging.WARNING, held.job, f"{why}; its thread keeps running")
             if why is Stop.LOST:
                 # Not cancelled, so that we learn when it ends: until then it isn't started again.
                 self._ended(held, batches.stopped(self.runner, held, held.definition))
@@ -517,7 +517,7 @@ class Runs:
         if held.run is None:
             return
         assert held.definition is not None
-        _say(logging.ERROR, held.job, "ignored cancellation; abandoned")
+        say(logging.ERROR, held.job, "ignored cancellation; abandoned")
         self._ended(held, batches.stopped(self.runner, held, held.definition))
 
     async def leave_threads_behind(self) -> None:
@@ -547,6 +547,8 @@ class Runs:
 
     def settle(self, held: Held, settlement: Settlement) -> None:
         if held.stop is Stop.LOST:
+            if self._counts is not None:
+                self._counts.ended(settlement, False, held.stop)
             self._forget(held)
             return
         self.hand.settle(held)
@@ -567,10 +569,12 @@ class Runs:
             return
         if error is not None and not cancelled:
             words = "its outcome could not be stored, so it runs again"
-            _say(logging.ERROR, held.job, f"{words}: {error!r}")
+            say(logging.ERROR, held.job, f"{words}: {error!r}")
         elif error is None and not kept:
             words = f"the outcome {str(settlement.outcome)!r} came too late: its lease had run out"
-            _say(logging.WARNING, held.job, words)
+            say(logging.WARNING, held.job, words)
+        if self._counts is not None and (settlement.outcome is not DONE or not kept):
+            self._counts.ended(settlement, kept, held.stop)
         self._forget(held)
 
     def _forget(self, held: Held) -> None:
@@ -585,12 +589,10 @@ class Runs:
             lambda: not self._any_lease_holds(settlements),
             lambda: self._store.settle(settlements, now_ms=self._clock.now_ms()),
         )
+        if answers is not None and self._counts is not None:
+            self._counts.done(settlements, answers)
         return [False] * len(settlements) if answers is None else answers
 
     def _any_lease_holds(self, settlements: Sequence[Settlement]) -> bool:
         now_ms = self._clock.now_ms()
         return any((each.job.lease_until_ms or 0) > now_ms for each in settlements)
-
-
-def _say(level: int, job: Job, words: str) -> None:
-    log.log(level, "%s %s: %s", job.task, job.id, words, extra=about(job))

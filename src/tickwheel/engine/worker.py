@@ -25,6 +25,7 @@ from tickwheel.clock import Clock, StoreClock
 from tickwheel.concurrency import first_of
 from tickwheel.duration import duration_text
 from tickwheel.engine.chores import IDLE_MS, Chores
+from tickwheel.engine.counts import Counts, WorkerGauges
 from tickwheel.engine.hand import Stop
 from tickwheel.engine.leases import Guard, Keeper
 from tickwheel.engine.options import POOLS, WorkerOptions
@@ -63,6 +64,7 @@ class Worker:
         schedules: Mapping[str, Rule] | None = None,
         guarded: bool = True,
         surroundings: Surroundings = NO_SURROUNDINGS,
+        counts: Counts | None = None,
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._store = store
@@ -83,7 +85,9 @@ class Worker:
             options,
             ending=self._ending,
             surroundings=surroundings,
+            counts=counts,
         )
+        self._counts = counts
         self._hand = self._runs.hand
         self._claiming = asyncio.Lock()
         self._suspects = Suspects(self._runs, store, clock, calls, options, self._claiming)
@@ -103,6 +107,25 @@ class Worker:
     def running(self) -> int:
         """How many jobs are running now."""
         return self._hand.running + self._hand.lent_total
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping.is_set()
+
+    def gauges(self) -> WorkerGauges:
+        """What it holds and runs now. Visits every held job."""
+        used, free = self._runs.slots()
+        wheel = self._hand.in_wheel
+        return WorkerGauges(
+            name=self.name,
+            queues=tuple(self._options.queues),
+            wheel=wheel,
+            ready=len(self._hand.unstarted()) - wheel,
+            held=len(self._hand),
+            used=used,
+            free=free,
+        )
 
     def stop(self) -> None:
         """Claim no more, let running jobs finish within the grace, and release the rest."""
@@ -134,6 +157,8 @@ class Worker:
         ]
         self._task = asyncio.current_task()
         self._clock.on_step.append(self._clock_was_set)
+        if self._counts is not None:
+            self._counts.workers[self.name] = self.gauges
         try:
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(_forever(loop)) for loop in loops]
@@ -153,6 +178,8 @@ class Worker:
             raise
         finally:
             self._clock.on_step.remove(self._clock_was_set)
+            if self._counts is not None:
+                self._counts.workers.pop(self.name, None)
             self._runs.close()
 
     async def _work_and_wind_up(self) -> None:

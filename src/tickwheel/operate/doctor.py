@@ -18,7 +18,6 @@ from tickwheel.envelope import GIVE_KEYS, is_sealed
 from tickwheel.errors import StoreIncompatible, did_you_mean
 from tickwheel.job import Job, State
 from tickwheel.notes import Note, note_of, schedules_of
-from tickwheel.operate.unserved import UnservedTask, known, unserved_tasks
 from tickwheel.schedule import (
     GRACE_MS,
     MOVING_MS,
@@ -29,6 +28,7 @@ from tickwheel.schedule import (
     read_rule,
 )
 from tickwheel.store import Durability, Finding, Level, Query, QueueInfo, Store, WorkerInfo
+from tickwheel.unserved import UnservedTask, known, unserved_tasks
 from tickwheel.version import __version__
 
 # A clock this far off is not synchronized; jobs follow the store's clock anyway.

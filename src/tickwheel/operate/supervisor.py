@@ -30,8 +30,8 @@ AFTER_GRACE_S = 10.0
 # child uses a code of its own, because any job may end its process with 2.
 USAGE, CHILD_USAGE = 2, 78
 
-# Maps the pipe's number to the command that starts a child.
-Command = Callable[[int], Sequence[str]]
+# Maps the pipe's number, and that of the child, from 1 on, to the command that starts the child.
+Command = Callable[[int, int], Sequence[str]]
 
 
 class Supervisor:
@@ -103,7 +103,7 @@ class Supervisor:
 
     async def _start(self, number: int, pipe: int) -> Process | None:
         try:
-            return await _started(self._command, pipe)
+            return await _started(self._command, pipe, number)
         except OSError as error:
             log.error("could not start process %d: %s", number, error)
             self._give_up(1)
@@ -135,7 +135,7 @@ class WorkerProcess:
     async def __aenter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         pipe = self._stack.enter_context(_pipe())
-        self._process = await _started(self._command, pipe)
+        self._process = await _started(self._command, pipe, 1)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,9 +150,9 @@ class WorkerProcess:
         return await self._process.wait()
 
 
-async def _started(command: Command, pipe: int) -> Process:
+async def _started(command: Command, pipe: int, number: int) -> Process:
     return await asyncio.create_subprocess_exec(
-        *command(pipe),
+        *command(pipe, number),
         stdin=DEVNULL,
         pass_fds=[pipe],
         # Ctrl-C goes to the whole process group of the terminal; we decide when a child stops.

@@ -31,6 +31,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
             ("task-processes", "N", 'Child processes for tasks with pool="process".'),
             ("lease", "DURATION", f"How soon others take over. Default: {usual.lease}."),
             ("grace", "DURATION", f"For running jobs to finish. Default: {usual.grace}."),
+            ("http", "HOST:PORT", "Serve /metrics and /healthz there."),
             ("processes", "N", "Worker processes; one that dies is replaced. Default: 1."),
         ):
             parser.add_argument(f"--{name}", metavar=metavar, help=words)
