@@ -10,6 +10,7 @@
 The whole public API can be imported from here.
 """
 
+from tickwheel import webhooks
 from tickwheel.app import App
 from tickwheel.arguments import INJECTED
 from tickwheel.client import JobInfo, JobPage
@@ -29,6 +30,7 @@ from tickwheel.errors import (
     ResultError,
     ResultTimeout,
     Retry,
+    SignatureError,
     Snooze,
     StoreError,
     StoreIncompatible,
@@ -78,6 +80,7 @@ __all__ = [
     "RetryPolicy",
     "Run",
     "ScheduleInfo",
+    "SignatureError",
     "Snooze",
     "State",
     "StoreError",
@@ -96,4 +99,5 @@ __all__ = [
     "__version__",
     "current_job",
     "current_jobs",
+    "webhooks",
 ]
