@@ -157,7 +157,7 @@ class Sender:
         self, target: Target, method: str, headers: Mapping[str, str], body: bytes
     ) -> Received:
         url = URL(target.url, encoded=True)
-        if (url.scheme, url.host, url.port) != (target.scheme, target.host, target.port):
+        if (url.scheme, url.raw_host, url.port) != (target.scheme, target.host, target.port):
             raise Refused("its URL can be read in two ways")
         if len(self._sockets) > 2 * self._connections:
             headers = {**headers, "connection": "close"}  # too many are kept for later
