@@ -172,7 +172,7 @@ async def test_a_schedule_can_send_callbacks() -> None:
 
 async def test_what_is_not_allowed_is_refused_when_the_job_is_made() -> None:
     callbacks = Callbacks(App("memory://", name="test"))
-    for arguments, why in [
+    mistakes: list[tuple[dict[str, Any], str]] = [
         ({"url": "http://127.0.0.1/"}, "loopback"),
         ({"url": "https://example.com:22/"}, "port 22"),
         ({"url": "https://example.com/", "method": "TRACE"}, "method"),
@@ -181,7 +181,8 @@ async def test_what_is_not_allowed_is_refused_when_the_job_is_made() -> None:
         ({"url": "https://example.com/", "body": b"x" * 300_000}, "300,000 bytes"),
         ({"url": "https://example.com/", "on_done": "http://[::1]/"}, "on_done: ::1 is a loop"),
         ({"url": "https://example.com/", "on_dead": "ftp://x"}, "on_dead: must start with"),
-    ]:
+    ]
+    for arguments, why in mistakes:
         with pytest.raises(BadArguments, match=why):
             callbacks.job(**arguments)
         with pytest.raises(BadArguments, match=why):
@@ -459,7 +460,7 @@ async def test_the_end_is_posted_once() -> None:
         receiving(lambda r: answer(404 if r.path == "/bad" else 200, b"word")) as receiver,
         working(callbacks := callbacks_to(receiver)) as app,
     ):
-        ends = {"on_done": f"{receiver.url}/done?t=1", "on_dead": f"{receiver.url}/dead"}
+        ends: Any = {"on_done": f"{receiver.url}/done?t=1", "on_dead": f"{receiver.url}/dead"}
         good = await callbacks.using(id="good").call(f"{receiver.url}/good?secret=1", **ends)
         bad = await callbacks.using(id="bad").call(f"{receiver.url}/bad", **ends)
         [done] = await receiver.until(1, "/done?t=1")

@@ -139,7 +139,7 @@ def hosts(per_host: int = 2, total: int = 100, break_after: int = 3) -> Hosts:
 def fail(all: Hosts, place: str, now_ms: int, times: int = 1) -> None:
     for _ in range(times):
         assert all.enter(place, now_ms) is None
-        all.leave(place, now_ms, took_ms=10, trouble=True)
+        all.leave(place, now_ms, trouble=True)
 
 
 def test_a_host_has_a_limit_and_others_are_not_affected() -> None:
@@ -147,7 +147,7 @@ def test_a_host_has_a_limit_and_others_are_not_affected() -> None:
     assert all.enter("a", 0) is None and all.enter("a", 0) is None
     assert all.enter("a", 0) == Wait(50, broken=False)
     assert all.enter("b", 0) is None
-    all.leave("a", 0, took_ms=1, trouble=False)
+    all.leave("a", 0, trouble=False)
     assert all.enter("a", 0) is None
 
 
@@ -155,18 +155,29 @@ def test_all_together_have_a_limit() -> None:
     all = hosts(total=1)
     assert all.enter("a", 0) is None
     assert all.enter("b", 0) == Wait(50, broken=False)
-    all.leave("a", 0, took_ms=1, trouble=False)
+    all.leave("a", 0, trouble=False)
     assert all.enter("b", 0) is None
 
 
-def test_calls_to_a_slow_host_come_back_as_fast_as_it_takes_them() -> None:
+def test_the_longer_a_host_is_busy_the_longer_calls_stay_away() -> None:
+    all = Hosts(total=9, per_host=1, break_after=1, break_ms=1_000, rand=lambda: 1.0)
+    assert all.enter("a", 0) is None
+
+    def waits(*moments_ms: int) -> list[int]:
+        return [wait.ms for wait in (all.enter("a", each) for each in moments_ms) if wait]
+
+    assert waits(0, 10, 500, 1_000, 2_000) == [100, 100, 550, 1_050, 2_050]
+    assert waits(*range(3_000, 100_001, 1_000))[-1] == LONGEST_MS + 50
+    # Once it has been calm, that is forgotten.
+    assert waits(102_000) == [100]
+
+
+def test_a_call_may_wait_in_its_slot_for_a_host_that_is_quick() -> None:
     all = hosts(per_host=1)
     assert all.enter("a", 0) is None
-    all.leave("a", 0, took_ms=1_000, trouble=False)
-    assert all.enter("a", 0) is None
-    waits = [all.enter("a", 0) for _ in range(100)]
-    assert [wait and wait.ms for wait in waits[:3]] == [1_000, 2_000, 3_000]
-    assert waits[-1] == Wait(LONGEST_MS, broken=False)
+    assert all.may_linger("a", 0, 10) and all.may_linger("a", 19, 10)
+    assert not all.may_linger("a", 20, 10), "too many do"
+    assert not all.may_linger("a", 0, 25), "it is not quick"
 
 
 def test_a_host_that_fails_in_a_row_is_left_alone_until_a_probe_succeeds() -> None:
@@ -177,10 +188,10 @@ def test_a_host_that_fails_in_a_row_is_left_alone_until_a_probe_succeeds() -> No
     # One call tries it; the others wait for what it finds.
     assert all.enter("a", 10_000) is None
     assert all.enter("a", 10_000) == Wait(1_000, broken=True)
-    all.leave("a", 10_000, took_ms=1, trouble=True)
+    all.leave("a", 10_000, trouble=True)
     assert all.enter("a", 10_000) == Wait(20_000, broken=True), "twice as long"
     assert all.enter("a", 30_000) is None
-    all.leave("a", 30_000, took_ms=1, trouble=False)
+    all.leave("a", 30_000, trouble=False)
     assert not all.is_open("a") and all.enter("a", 30_000) is None
 
 
@@ -189,7 +200,7 @@ def test_failures_that_are_not_in_a_row_do_no_harm() -> None:
     for now_ms in range(10):
         fail(all, "a", now_ms)
         assert all.enter("a", now_ms) is None
-        all.leave("a", now_ms, took_ms=1, trouble=False)
+        all.leave("a", now_ms, trouble=False)
     assert not all.is_open("a")
 
 
@@ -197,7 +208,7 @@ def test_a_probe_that_is_cancelled_lets_the_next_one_try() -> None:
     all = hosts(break_after=1)
     fail(all, "a", 0)
     assert all.enter("a", 10_000) is None
-    all.leave("a", 10_000, took_ms=1, trouble=None)
+    all.leave("a", 10_000, trouble=None)
     assert all.is_open("a") and all.enter("a", 10_000) is None
 
 
@@ -206,7 +217,7 @@ def test_calls_that_began_earlier_do_not_prolong_the_wait() -> None:
     for _ in range(5):
         assert all.enter("a", 0) is None
     for _ in range(5):
-        all.leave("a", 0, took_ms=1, trouble=True)
+        all.leave("a", 0, trouble=True)
     assert all.enter("a", 0) == Wait(10_000, broken=True)
 
 
@@ -215,9 +226,9 @@ def test_a_bounded_number_of_hosts_is_remembered_and_busy_ones_always() -> None:
     assert all.enter("busy", 0) is None
     for n in range(HOSTS_LIMIT + 10):
         assert all.enter(f"{n}", 0) is None
-        all.leave(f"{n}", 0, took_ms=1, trouble=False)
+        all.leave(f"{n}", 0, trouble=False)
     assert len(all) == HOSTS_LIMIT
-    all.leave("busy", 0, took_ms=1, trouble=False)
+    all.leave("busy", 0, trouble=False)
     assert all.active == 0
 
 

@@ -230,7 +230,7 @@ class Callbacks:
                 received, trouble = await self._sent(sender, request, headers, timeout_ms)
             finally:
                 took_ms = clock.monotonic_ms() - began_ms
-                sender.leave(place, clock.now_ms(), took_ms=took_ms, trouble=trouble)
+                sender.leave(place, clock.now_ms(), trouble=trouble)
         if isinstance(received, str):
             raise Retry(reason=f"{place}: {received}, after {took_ms}ms")
         secrets = answers.secrets_in(request.headers)

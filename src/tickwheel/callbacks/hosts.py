@@ -19,21 +19,20 @@ SHORTEST_MS, LONGEST_MS = 50, 30_000
 LONGEST_OPEN_MS = 60_000
 # While a probe is under way, the others look again this soon.
 PROBING_MS = 1_000
-# A call may wait for a busy host if that answers this fast: up to so many calls, for so long.
-QUICK_MS, LINGERING, LINGER_S = 25, 20, 0.025
-# What is assumed of a host that such a call has waited for in vain.
-_SLOW_MS = 1_000
-# How much the last call counts in the mean.
-_WEIGHT = 0.2
+# A call may wait for a busy host that has just ended another: so many calls at a time, for so long.
+LINGERING, LINGER_MS = 20, 25
+# A host that no call had to stay away from for this long is not busy any more.
+_CALM_MS = 1_000
 
 
 @dataclass(slots=True)
 class _Host:
     active: int = 0
-    # How long its calls take, on the average.
-    mean_ms: float = 0.0
-    # Until when turns are given away to calls that stay away.
-    turns_until_ms: float = 0.0
+    # When the last call ended.
+    left_ms: int = 0
+    # Since when it has been busy, and when that last kept a call away.
+    busy_since_ms: int = 0
+    kept_away_ms: int | None = None
     # How many calls failed in a row, and until when it is left alone since: None if it is not.
     failures: int = 0
     open_until_ms: int | None = None
@@ -87,23 +86,22 @@ class Hosts:
             return self._wait(SHORTEST_MS, broken=False)
         host.probing = host.open_until_ms is not None
         host.active += 1
+        if host.active == self._per_host:
+            host.left_ms = max(host.left_ms, now_ms)
         self.active += 1
         return None
 
-    def may_linger(self, place: str, lingering: int) -> bool:
+    def may_linger(self, place: str, lingering: int, now_ms: int) -> bool:
         """Whether a call may wait for a moment in its slot, beside others that do: it is cheaper
         than to come again, if the host is quick."""
-        return lingering < LINGERING and self._hosts[place].mean_ms <= QUICK_MS
+        return lingering < LINGERING and now_ms - self._hosts[place].left_ms < LINGER_MS
 
-    def lingered_in_vain(self, place: str) -> None:
-        self._hosts[place].mean_ms = max(self._hosts[place].mean_ms, _SLOW_MS)
-
-    def leave(self, place: str, now_ms: int, *, took_ms: int, trouble: bool | None) -> None:
+    def leave(self, place: str, now_ms: int, *, trouble: bool | None) -> None:
         """A call has ended: in trouble, well, or None: without an answer that tells."""
         host = self._hosts[place]
+        host.left_ms = now_ms
         host.active -= 1
         self.active -= 1
-        host.mean_ms += (took_ms - host.mean_ms) * (_WEIGHT if host.mean_ms else 1)
         if trouble is None:
             host.probing = False
         elif not trouble:
@@ -140,11 +138,15 @@ class Hosts:
         self._hosts.pop(next(idle), None)
 
     def _turn(self, host: _Host, now_ms: int) -> Wait:
-        """Calls to a busy host come back one after another, about as fast as it takes them."""
-        host.turns_until_ms = max(host.turns_until_ms, now_ms) + host.mean_ms / self._per_host
-        return self._wait(round(host.turns_until_ms) - now_ms, broken=False)
+        """Calls to a busy host come back at random times, within as long again as it has been busy:
+        soon, if many others are not likely to wait, and not in vain again and again."""
+        if host.kept_away_ms is None or now_ms - host.kept_away_ms > _CALM_MS:
+            host.busy_since_ms = now_ms
+        host.kept_away_ms = now_ms
+        within_ms = min(max(now_ms - host.busy_since_ms, SHORTEST_MS), LONGEST_MS)
+        return Wait(SHORTEST_MS + round(within_ms * self._rand()), broken=False)
 
     def _wait(self, ms: int, *, broken: bool) -> Wait:
-        ms = min(max(ms, SHORTEST_MS), LONGEST_OPEN_MS if broken else LONGEST_MS)
+        ms = min(max(ms, SHORTEST_MS), LONGEST_OPEN_MS)
         # So that those that were told together don't come together.
         return Wait(round(ms * (1 + 0.2 * self._rand())), broken)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tickwheel.callbacks.answers import KEPT_BYTES
-from tickwheel.callbacks.hosts import LINGER_S, Hosts, Wait
+from tickwheel.callbacks.hosts import LINGER_MS, Hosts, Wait
 from tickwheel.callbacks.targets import Allowed, Target
 from tickwheel.duration import duration_text
 from tickwheel.errors import BadConfig
@@ -75,6 +75,7 @@ class Sender:
         self._connections = connections
         # Those that wait for a host that is busy, by place.
         self._lingering: dict[str, deque[asyncio.Future[None]]] = {}
+        self._lingering_all = 0
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._resolver = _Resolver() if resolver is None else None
         self._session = aiohttp.ClientSession(
@@ -100,28 +101,32 @@ class Sender:
         wait = self.hosts.enter(place, now_ms())
         if wait is None or wait.broken:
             return wait
+        if not self.hosts.may_linger(place, self._lingering_all, now_ms()):
+            return wait
+        return self.hosts.enter(place, now_ms()) if await self._lingered(place) else wait
+
+    async def _lingered(self, place: str) -> bool:
+        """Wait until a call to this place ends, for a moment; False if none did."""
+        turn = asyncio.get_running_loop().create_future()
         lingering = self._lingering.setdefault(place, deque())
+        lingering.append(turn)
+        self._lingering_all += 1
         try:
-            if not self.hosts.may_linger(place, len(lingering)):
-                return wait
-            turn = asyncio.get_running_loop().create_future()
-            lingering.append(turn)
-            try:
-                async with asyncio.timeout(LINGER_S):
-                    await turn
-            except TimeoutError:
-                self.hosts.lingered_in_vain(place)
-                return wait
-            finally:
-                if turn in lingering:
-                    lingering.remove(turn)
+            async with asyncio.timeout(LINGER_MS / 1000):
+                await turn
+        except TimeoutError:
+            return False
         finally:
+            self._lingering_all -= 1
+            if turn in lingering:
+                lingering.remove(turn)
             if not lingering:
                 self._lingering.pop(place, None)
-        return self.hosts.enter(place, now_ms())
+        return True
 
-    def leave(self, place: str, now_ms: int, *, took_ms: int, trouble: bool | None) -> None:
-        self.hosts.leave(place, now_ms, took_ms=took_ms, trouble=trouble)
+    def leave(self, place: str, now_ms: int, *, trouble: bool | None) -> None:
+        """A call that has entered has ended: the next one may go."""
+        self.hosts.leave(place, now_ms, trouble=trouble)
         lingering = self._lingering.get(place)
         while lingering:
             turn = lingering.popleft()
