@@ -19,10 +19,10 @@ import hmac
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from tickwheel.clock import S_NS, SystemClock
 from tickwheel.duration import Duration, duration_ms
@@ -60,7 +60,7 @@ def sign(
 
 def verify(
     body: bytes,
-    headers: Mapping[str, str],
+    headers: Headers,
     keys: str | Sequence[str],
     *,
     tolerance: Duration = TOLERANCE,
@@ -91,6 +91,12 @@ def verify(
     ):
         raise SignatureError("the request is not signed with a key that is known here")
     return id
+
+
+class Headers(Protocol):
+    """Headers of a request, as frameworks have them: a dict, or something like one."""
+
+    def items(self) -> Iterable[tuple[str, str]]: ...
 
 
 class RecentIds:
@@ -230,9 +236,9 @@ def _ed25519() -> Any:
 # --- Parts of a request
 
 
-def _three(headers: Mapping[str, str]) -> tuple[str, str, str]:
+def _three(headers: Headers) -> tuple[str, str, str]:
     """The values of the three headers."""
-    if not isinstance(headers, Mapping):
+    if not callable(getattr(headers, "items", None)):
         raise BadArguments(
             f"headers: must be the headers of the request, a dict of strings, not "
             f"{type(headers).__name__}"

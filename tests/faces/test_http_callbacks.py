@@ -23,7 +23,7 @@ from aiohttp.abc import AbstractResolver
 from command_line import Cli, cli
 
 from receiver import Receiver, Request, answer, receiving
-from tickwheel import App, BadArguments, BadConfig, JobHandle, RetryPolicy, State, webhooks
+from tickwheel import App, BadArguments, BadConfig, Job, JobHandle, RetryPolicy, State, webhooks
 from tickwheel.callbacks import Answer, Callbacks
 from tickwheel.testing import sandbox
 
@@ -111,6 +111,20 @@ async def test_an_id_that_no_header_can_carry_is_hashed() -> None:
     ids = [webhooks.verify(each.body, each.headers, KEY) for each in receiver.requests]
     assert len({*ids}) == 2 and all(id.startswith("job_") for id in ids)
     assert [each.headers["tickwheel-job"] for each in receiver.requests] == ["a.b", "%C3%BC%201"]
+
+
+async def test_each_customer_can_have_a_key_of_their_own() -> None:
+    own = {"7": webhooks.new_key(), "8": webhooks.new_key()}
+
+    def key_of(job: Job) -> str:
+        return own[(job.meta or {})["customer"]]
+
+    async with receiving() as receiver, working(callbacks := callbacks_to(receiver, keys=key_of)):
+        for customer in own:
+            job = await callbacks.using(meta={"customer": customer}).call(receiver.url)
+            await job.result(timeout=PATIENCE_S)
+    for request, key in zip(receiver.requests, own.values(), strict=True):
+        assert webhooks.verify(request.body, request.headers, key)
 
 
 async def test_without_keys_nothing_is_signed() -> None:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import re
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -63,6 +63,7 @@ class Callbacks:
     """HTTP callbacks of an app: the task `http.call`.
 
     Requests are signed with each of `keys` (Standard Webhooks; `tickwheel.webhooks` verifies them).
+    A function gets the job and returns its keys, at each attempt: for keys of each customer's own.
     Without `allow`, they may go to every public host, on ports 80, 443 and 8000 to 9000; with it,
     only to those that it lists: "api.example.com", "*.example.com:8443", "http://localhost:8000",
     "10.0.0.0/8".
@@ -77,7 +78,7 @@ class Callbacks:
         self,
         app: App,
         *,
-        keys: str | Sequence[str] = (),
+        keys: str | Sequence[str] | Callable[[Job], str | Sequence[str]] = (),
         allow: Sequence[str] | None = None,
         queue: str = "default",
         priority: AnyPriority = "normal",
@@ -93,7 +94,9 @@ class Callbacks:
         """`retries`, `timeout` and the like are those of the task. `resolver` is one of aiohttp's,
         instead of the system's."""
         self._app = app
-        self._keys = webhooks.check_keys(keys, to_sign=True) if keys else []
+        self._keys = keys
+        if keys and not callable(keys):
+            webhooks.check_keys(keys, to_sign=True)
         self.allowed = Allowed(allow)
         self._timeout_ms = _timeout_ms(timeout)
         self._resolver = resolver
@@ -224,9 +227,9 @@ class Callbacks:
                 if wait.broken and clock.now_ms() > nominal_ms + PATIENCE_MS:
                     raise Retry(reason=f"{place} has been failing for more than a day")
                 raise Snooze(wait.ms / 1000)
-            headers = request.headers | self._headers(job, request.body, clock, nominal_ms)
             began_ms, trouble = clock.monotonic_ms(), None
             try:
+                headers = request.headers | self._headers(job, request.body, clock, nominal_ms)
                 received, trouble = await self._sent(sender, request, headers, timeout_ms)
             finally:
                 took_ms = clock.monotonic_ms() - began_ms
@@ -269,8 +272,9 @@ class Callbacks:
         trace = (job.meta or {}).get("traceparent", "")
         if _TRACEPARENT.fullmatch(trace):
             headers["traceparent"] = trace
-        if self._keys:
-            return headers | webhooks.sign(body, id=id, keys=self._keys, timestamp=now_ms // 1000)
+        keys = self._keys(job) if callable(self._keys) else self._keys
+        if keys:
+            return headers | webhooks.sign(body, id=id, keys=keys, timestamp=now_ms // 1000)
         return headers | {webhooks.ID: id, webhooks.TIMESTAMP: str(now_ms // 1000)}
 
     async def _tell(
