@@ -237,6 +237,10 @@ async def test_what_another_program_enqueued_is_checked_when_it_runs() -> None:
             ):
                 info = await ended(await callbacks.task.enqueue(**arguments))
                 assert info.state is State.DEAD and info.failures == 1
+        # Another port of an address that is listed.
+        async with receiving() as other, working(callbacks := callbacks_to(other)):
+            info = await ended(await callbacks.task.enqueue(f"{receiver.url}/"))
+            assert info.state is State.DEAD and "not allowed" in info.error
     assert receiver.requests == []
 
 
@@ -349,18 +353,22 @@ async def test_a_certificate_that_is_not_trusted_is_refused(tmp_path: Path) -> N
     assert "its certificate is not valid" in info.history[0].error and receiver.requests == []
 
 
-async def endless(request: Request) -> bytes:
-    request.writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-    while True:
-        request.writer.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
-        await request.writer.drain()
-
-
 async def test_only_the_start_of_an_answer_is_read() -> None:
+    sent = 0
+
+    async def endless(request: Request) -> bytes:
+        nonlocal sent
+        request.writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        while True:
+            request.writer.write(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+            await request.writer.drain()
+            sent += 65_536
+
     async with receiving(endless) as receiver, working(callbacks := callbacks_to(receiver)):
         result = await (await callbacks.call(receiver.url)).result(timeout=PATIENCE_S)
         await closed(receiver)
     assert result.text == "x" * 1024
+    assert sent < 20_000_000, "more than the buffers on the way can hold"
 
 
 async def test_nothing_is_decompressed() -> None:

@@ -198,7 +198,9 @@ class Callbacks:
         try:
             request = self._request(url, method, headers, Body(body, body_base64))
             answer = await self._attempt(job, request, timeout_ms or self._timeout_ms, due_ms)
-        except (BadArguments, Retry, GiveUp) as error:
+        except Snooze:
+            raise
+        except Exception as error:
             ended = GiveUp(str(error)) if isinstance(error, BadArguments) else error
             if on_dead is not None and _is_last(job, ended, self._policy):
                 await self._tell("dead", on_dead, job, url, error=describe(ended))
