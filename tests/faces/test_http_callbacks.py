@@ -120,10 +120,13 @@ async def test_each_customer_can_have_a_key_of_their_own() -> None:
         return own[(job.meta or {})["customer"]]
 
     async with receiving() as receiver, working(callbacks := callbacks_to(receiver, keys=key_of)):
-        for customer in own:
-            job = await callbacks.using(meta={"customer": customer}).call(receiver.url)
+        for count, customer in enumerate(own, start=1):
+            using = callbacks.using(meta={"customer": customer})
+            job = await using.call(receiver.url, on_done=f"{receiver.url}/done")
             await job.result(timeout=PATIENCE_S)
-    for request, key in zip(receiver.requests, own.values(), strict=True):
+            await receiver.until(2 * count)
+    keys = [own["7"], own["7"], own["8"], own["8"]]
+    for request, key in zip(receiver.requests, keys, strict=True):
         assert webhooks.verify(request.body, request.headers, key)
 
 
@@ -196,6 +199,8 @@ async def test_what_is_not_allowed_is_refused_when_the_job_is_made() -> None:
         ({"url": "https://example.com/", "on_done": "http://[::1]/"}, "on_done: ::1 is a loop"),
         ({"url": "https://example.com/", "on_dead": "ftp://x"}, "on_dead: must start with"),
     ]
+    with pytest.raises(BadArguments, match="did you mean body"):
+        callbacks.job("https://example.com/", bodie=1)
     for arguments, why in mistakes:
         with pytest.raises(BadArguments, match=why):
             callbacks.job(**arguments)

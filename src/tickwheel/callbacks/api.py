@@ -308,7 +308,7 @@ class Callbacks:
         }
         following, priority = following_id(job.id, end), Priority(job.priority)
         try:
-            using = self.using(id=following, queue=job.queue, priority=priority)
+            using = self.using(id=following, queue=job.queue, priority=priority, meta=job.meta)
             await client.add(using.job(url, body=told))
         except BadArguments as refused:
             log.error("%s %s: on_%s could not be enqueued: %s", job.task, job.id, end, refused)
@@ -356,6 +356,7 @@ class Callback:
     _at: datetime | None
     _timeout_ms: int | None
 
+    @checked_options
     async def call(
         self,
         url: str,
@@ -377,6 +378,7 @@ class Callback:
             await self._callbacks._app.client()  # from here on, the store's clock counts
         return await self._call(arguments).enqueue(**arguments)
 
+    @checked_options
     def call_sync(
         self,
         url: str,
@@ -391,6 +393,7 @@ class Callback:
         arguments = self._arguments(url, method, headers, body, on_done, on_dead)
         return self._call(arguments).enqueue_sync(**arguments)
 
+    @checked_options
     def job(
         self,
         url: str,

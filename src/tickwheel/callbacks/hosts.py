@@ -17,8 +17,6 @@ HOSTS_LIMIT = 10_000
 SHORTEST_MS, LONGEST_MS = 50, 30_000
 # How long a host whose probes fail is left alone at most.
 LONGEST_OPEN_MS = 60_000
-# While a probe is under way, the others look again this soon.
-PROBING_MS = 1_000
 # A call may wait for a busy host that has just ended another: so many calls at a time, for so long.
 LINGERING, LINGER_MS = 20, 25
 # A host that no call had to stay away from for this long is not busy any more.
@@ -77,13 +75,13 @@ class Hosts:
         host = self._known(place)
         if host.open_until_ms is not None:
             if host.probing:
-                return self._wait(PROBING_MS, broken=True)
+                return self._turn(host, now_ms, broken=True)
             if now_ms < host.open_until_ms:
-                return self._wait(host.open_until_ms - now_ms, broken=True)
+                return self._after(host.open_until_ms - now_ms)
         elif host.active >= self._per_host:
-            return self._turn(host, now_ms)
+            return self._turn(host, now_ms, broken=False)
         if self.active >= self._total:
-            return self._wait(SHORTEST_MS, broken=False)
+            return self._turn(host, now_ms, broken=False)
         host.probing = host.open_until_ms is not None
         host.active += 1
         if host.active == self._per_host:
@@ -137,16 +135,15 @@ class Hosts:
         idle = (place for place, host in self._hosts.items() if not host.active)
         self._hosts.pop(next(idle), None)
 
-    def _turn(self, host: _Host, now_ms: int) -> Wait:
+    def _turn(self, host: _Host, now_ms: int, *, broken: bool) -> Wait:
         """Calls to a busy host come back at random times, within as long again as it has been busy:
-        soon, if many others are not likely to wait, and not in vain again and again."""
+        soon at first, and not in vain again and again."""
         if host.kept_away_ms is None or now_ms - host.kept_away_ms > _CALM_MS:
             host.busy_since_ms = now_ms
         host.kept_away_ms = now_ms
         within_ms = min(max(now_ms - host.busy_since_ms, SHORTEST_MS), LONGEST_MS)
-        return Wait(SHORTEST_MS + round(within_ms * self._rand()), broken=False)
+        return Wait(SHORTEST_MS + round(within_ms * self._rand()), broken)
 
-    def _wait(self, ms: int, *, broken: bool) -> Wait:
-        ms = min(max(ms, SHORTEST_MS), LONGEST_OPEN_MS)
-        # So that those that were told together don't come together.
-        return Wait(round(ms * (1 + 0.2 * self._rand())), broken)
+    def _after(self, ms: int) -> Wait:
+        """Calls to a host that is left alone come back when it is not, but not all at once."""
+        return Wait(round(max(ms, SHORTEST_MS) * (1 + 0.2 * self._rand())), broken=True)
