@@ -139,7 +139,7 @@ def hosts(per_host: int = 2, total: int = 100, break_after: int = 3) -> Hosts:
 def fail(all: Hosts, place: str, now_ms: int, times: int = 1) -> None:
     for _ in range(times):
         assert all.enter(place, now_ms) is None
-        all.leave(place, now_ms, trouble=True)
+        all.leave(place, now_ms, began_ms=now_ms, trouble=True)
 
 
 def test_a_host_has_a_limit_and_others_are_not_affected() -> None:
@@ -147,7 +147,7 @@ def test_a_host_has_a_limit_and_others_are_not_affected() -> None:
     assert all.enter("a", 0) is None and all.enter("a", 0) is None
     assert all.enter("a", 0) == Wait(50, broken=False)
     assert all.enter("b", 0) is None
-    all.leave("a", 0, trouble=False)
+    all.leave("a", 0, began_ms=0, trouble=False)
     assert all.enter("a", 0) is None
 
 
@@ -155,7 +155,7 @@ def test_all_together_have_a_limit() -> None:
     all = hosts(total=1)
     assert all.enter("a", 0) is None
     assert all.enter("b", 0) == Wait(50, broken=False)
-    all.leave("a", 0, trouble=False)
+    all.leave("a", 0, began_ms=0, trouble=False)
     assert all.enter("b", 0) is None
 
 
@@ -188,19 +188,34 @@ def test_a_host_that_fails_in_a_row_is_left_alone_until_a_probe_succeeds() -> No
     # One call tries it; the others wait for what it finds.
     assert all.enter("a", 10_000) is None
     assert all.enter("a", 10_000) == Wait(50, broken=True)
-    all.leave("a", 10_000, trouble=True)
+    all.leave("a", 10_000, began_ms=10_000, trouble=True)
     assert all.enter("a", 10_000) == Wait(20_000, broken=True), "twice as long"
     assert all.enter("a", 30_000) is None
-    all.leave("a", 30_000, trouble=False)
+    all.leave("a", 30_000, began_ms=30_000, trouble=False)
     assert not all.is_open("a") and all.enter("a", 30_000) is None
+
+
+def test_calls_that_get_no_answer_do_not_count_if_others_went_well_meanwhile() -> None:
+    """They end together: those that begin within a moment time out within a moment."""
+    all = hosts(per_host=20, break_after=3)
+    for _ in range(10):
+        assert all.enter("a", 1_000) is None
+    all.leave("a", 1_010, began_ms=1_000, trouble=False)
+    for _ in range(9):
+        all.leave("a", 1_500, began_ms=1_000, trouble=True)
+    assert not all.is_open("a")
+    for _ in range(3):
+        assert all.enter("a", 1_500) is None
+        all.leave("a", 2_000, began_ms=1_500, trouble=True)
+    assert all.is_open("a")
 
 
 def test_failures_that_are_not_in_a_row_do_no_harm() -> None:
     all = hosts(break_after=2)
     for now_ms in range(10):
-        fail(all, "a", now_ms)
-        assert all.enter("a", now_ms) is None
-        all.leave("a", now_ms, trouble=False)
+        fail(all, "a", 2 * now_ms + 1)
+        assert all.enter("a", 2 * now_ms + 1) is None
+        all.leave("a", 2 * now_ms + 1, began_ms=2 * now_ms + 1, trouble=False)
     assert not all.is_open("a")
 
 
@@ -208,7 +223,7 @@ def test_a_probe_that_is_cancelled_lets_the_next_one_try() -> None:
     all = hosts(break_after=1)
     fail(all, "a", 0)
     assert all.enter("a", 10_000) is None
-    all.leave("a", 10_000, trouble=None)
+    all.leave("a", 10_000, began_ms=10_000, trouble=None)
     assert all.is_open("a") and all.enter("a", 10_000) is None
 
 
@@ -217,7 +232,7 @@ def test_calls_that_began_earlier_do_not_prolong_the_wait() -> None:
     for _ in range(5):
         assert all.enter("a", 0) is None
     for _ in range(5):
-        all.leave("a", 0, trouble=True)
+        all.leave("a", 0, began_ms=0, trouble=True)
     assert all.enter("a", 0) == Wait(10_000, broken=True)
 
 
@@ -226,9 +241,9 @@ def test_a_bounded_number_of_hosts_is_remembered_and_busy_ones_always() -> None:
     assert all.enter("busy", 0) is None
     for n in range(HOSTS_LIMIT + 10):
         assert all.enter(f"{n}", 0) is None
-        all.leave(f"{n}", 0, trouble=False)
+        all.leave(f"{n}", 0, began_ms=0, trouble=False)
     assert len(all) == HOSTS_LIMIT
-    all.leave("busy", 0, trouble=False)
+    all.leave("busy", 0, began_ms=0, trouble=False)
     assert all.active == 0
 
 

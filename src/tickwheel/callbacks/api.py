@@ -229,13 +229,14 @@ class Callbacks:
                 if wait.broken and clock.now_ms() > nominal_ms + PATIENCE_MS:
                     raise Retry(reason=f"{place} has been failing for more than a day")
                 raise Snooze(wait.ms / 1000)
-            began_ms, trouble = clock.monotonic_ms(), None
+            began_ms, trouble = clock.now_ms(), None
             try:
                 headers = request.headers | self._headers(job, request.body, clock, nominal_ms)
                 received, trouble = await self._sent(sender, request, headers, timeout_ms)
             finally:
-                took_ms = clock.monotonic_ms() - began_ms
-                sender.leave(place, clock.now_ms(), trouble=trouble)
+                now_ms = clock.now_ms()
+                sender.leave(place, now_ms, began_ms=began_ms, trouble=trouble)
+        took_ms = max(now_ms - began_ms, 0)
         if isinstance(received, str):
             raise Retry(reason=f"{place}: {received}, after {took_ms}ms")
         secrets = answers.secrets_in(request.headers)

@@ -31,6 +31,8 @@ class _Host:
     # Since when it has been busy, and when that last kept a call away.
     busy_since_ms: int = 0
     kept_away_ms: int | None = None
+    # When a call last went well.
+    went_well_ms: int = -1
     # How many calls failed in a row, and until when it is left alone since: None if it is not.
     failures: int = 0
     open_until_ms: int | None = None
@@ -94,7 +96,7 @@ class Hosts:
         than to come again, if the host is quick."""
         return lingering < LINGERING and now_ms - self._hosts[place].left_ms < LINGER_MS
 
-    def leave(self, place: str, now_ms: int, *, trouble: bool | None) -> None:
+    def leave(self, place: str, now_ms: int, *, began_ms: int, trouble: bool | None) -> None:
         """A call has ended: in trouble, well, or None: without an answer that tells."""
         host = self._hosts[place]
         host.left_ms = now_ms
@@ -103,16 +105,21 @@ class Hosts:
         if trouble is None:
             host.probing = False
         elif not trouble:
+            host.went_well_ms = now_ms
             host.failures, host.open_until_ms, host.open_ms, host.probing = 0, None, 0, False
         else:
-            self._failed(host, now_ms)
+            self._failed(host, began_ms, now_ms)
 
     def is_open(self, place: str) -> bool:
         """Whether the host is left alone."""
         host = self._hosts.get(place)
         return host is not None and host.open_until_ms is not None
 
-    def _failed(self, host: _Host, now_ms: int) -> None:
+    def _failed(self, host: _Host, began_ms: int, now_ms: int) -> None:
+        # The host has answered since the call began: calls that get no answer end together, though
+        # others between them went well.
+        if began_ms <= host.went_well_ms and not host.probing:
+            return
         host.failures += 1
         # Calls that began before it was left alone say nothing new.
         if host.open_until_ms is not None and not host.probing:

@@ -124,9 +124,9 @@ class Sender:
                 self._lingering.pop(place, None)
         return True
 
-    def leave(self, place: str, now_ms: int, *, trouble: bool | None) -> None:
+    def leave(self, place: str, now_ms: int, *, began_ms: int, trouble: bool | None) -> None:
         """A call that has entered has ended: the next one may go."""
-        self.hosts.leave(place, now_ms, trouble=trouble)
+        self.hosts.leave(place, now_ms, began_ms=began_ms, trouble=trouble)
         lingering = self._lingering.get(place)
         while lingering:
             turn = lingering.popleft()
