@@ -40,6 +40,8 @@ AROUND_CLI, BOX_AROUND = "tests/faces/test_around_cli.py", "tests/faces/test_tes
 KILLERS, ENDS = "tests/engine/test_killers.py", "tests/engine/test_ends.py"
 COUNTS, ALERTS = "tests/engine/test_counts.py", "tests/engine/test_alerts.py"
 CLOCKS = "tests/engine/test_clocks.py"
+HTTP_CALLBACKS = "tests/faces/test_http_callbacks.py"
+CALLBACK_FAULTS = "tests/faults/test_callbacks.py"
 EXPIRY, PROGRESS = "tests/engine/test_expiry.py", "tests/engine/test_progress.py"
 CONTEXT = "tests/unit/test_context.py"
 JOURNAL, LENDING = "tests/engine/test_journal.py", "tests/engine/test_lending.py"
@@ -2124,6 +2126,65 @@ FAULTS = [
         "alerts: every worker tells of unserved jobs", "alerts", "engine/alerts.py",
         "if not workers or not speaks(self._worker, self._app, workers):", "if not workers:",
         ALERTS,
+    ),
+    # --- Callbacks
+    Fault(
+        "callbacks: an address is not judged where the connection is made", "safety",
+        "callbacks/sending.py",
+        "        if why is not None:\n            connecting",
+        "        if False:\n            connecting",
+        f"{HTTP_CALLBACKS} -k leads_inside",
+    ),
+    Fault(
+        "callbacks: a redirect is followed", "safety", "callbacks/sending.py",
+        "allow_redirects=False", "allow_redirects=True", f"{HTTP_CALLBACKS} -k redirect",
+    ),
+    Fault(
+        "callbacks: a proxy of the environment is used", "safety", "callbacks/sending.py",
+        "trust_env=False", "trust_env=True", f"{HTTP_CALLBACKS} -k proxy",
+    ),
+    Fault(
+        "callbacks: an answer is decompressed", "safety", "callbacks/sending.py",
+        "auto_decompress=False", "auto_decompress=True", f"{HTTP_CALLBACKS} -k decompressed",
+    ),
+    Fault(
+        "callbacks: an answer is read to its end, however long it is", "safety",
+        "callbacks/sending.py",
+        "while count < READ_BYTES", "while True", f"{HTTP_CALLBACKS} -k start_of_an_answer",
+    ),
+    Fault(
+        "callbacks: what another program enqueued is not checked", "safety", "callbacks/api.py",
+        "        self.allowed.check(target)\n        return _Request(", "        return _Request(",
+        f"{HTTP_CALLBACKS} -k another_program",
+    ),
+    Fault(
+        "callbacks: an address inside an IPv6 address is not seen", "safety",
+        "callbacks/addresses.py",
+        "    if ip in _TRANSLATED:\n        found", "    if False:\n        found",
+        "tests/unit/test_callback_addresses.py",
+    ),
+    Fault(
+        "callbacks: a host that hangs takes all slots", "I4", "callbacks/hosts.py",
+        "elif host.active >= self._per_host:", "elif False:", f"{CALLBACK_FAULTS} -k hangs",
+    ),
+    Fault(
+        "callbacks: a failing host is never left alone", "I5", "callbacks/hosts.py",
+        "if host.failures >= self._break_after:", "if False:", f"{HTTP_CALLBACKS} -k keeps_failing",
+    ),
+    Fault(
+        "callbacks: on_dead is not posted when the retries are used up", "I5",
+        "callbacks/api.py",
+        "return job.failures + 1 > allowed(job, error, policy)",
+        "return isinstance(error, GiveUp)", f"{HTTP_CALLBACKS} -k used_up",
+    ),
+    Fault(
+        "webhooks: an old request is genuine", "safety", "webhooks.py",
+        "if abs(ahead_s) > within_s:", "if ahead_s > within_s:", "tests/unit/test_webhooks.py",
+    ),
+    Fault(
+        "webhooks: an id may contain a dot", "safety", "webhooks.py",
+        '_ID = re.compile(r"[!-\\-/-~]+")', '_ID = re.compile(r"[!-~]+")',
+        "tests/unit/test_webhooks.py",
     ),
     # --- The judge sees from outside what only faults bring to light
     Fault(

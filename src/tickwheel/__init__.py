@@ -10,6 +10,7 @@
 The whole public API can be imported from here.
 """
 
+from tickwheel import webhooks
 from tickwheel.app import App
 from tickwheel.arguments import INJECTED
 from tickwheel.client import JobInfo, JobPage
@@ -30,6 +31,7 @@ from tickwheel.errors import (
     ResultError,
     ResultTimeout,
     Retry,
+    SignatureError,
     Snooze,
     StoreError,
     StoreIncompatible,
@@ -81,6 +83,7 @@ __all__ = [
     "RetryPolicy",
     "Run",
     "ScheduleInfo",
+    "SignatureError",
     "Snooze",
     "State",
     "StoreError",
@@ -99,4 +102,5 @@ __all__ = [
     "__version__",
     "current_job",
     "current_jobs",
+    "webhooks",
 ]

@@ -17,7 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -159,6 +159,8 @@ class App(AppJobs, Monitored):
         # What is around its tasks.
         self.lifespans = Lifespans()
         self.middlewares: list[Callable[[JobContext, Any], Awaitable[Any]]] = []
+        # What else its workers open, beside the lifespan: for the tasks of our own packages.
+        self.resources: list[Callable[[], AbstractAsyncContextManager[object]]] = []
         # Schedules that the code declares, by name.
         self.declared: dict[str, Rule] = {}
         self.schedules = AppSchedules(self.client, self.tasks.get, payload_limit)
@@ -468,8 +470,10 @@ class App(AppJobs, Monitored):
         self.import_tasks()
         pools = {"threads": threads, "processes": processes}
         options = self._worker_options(queues, concurrency, pools, lease, grace)
-        async with self._access.using() as client:
+        async with self._access.using() as client, AsyncExitStack() as resources:
             await client.ready()
+            for resource in self.resources:
+                await resources.enter_async_context(resource())
             if self.url.lower().startswith("memory:"):
                 log.info("the store is memory://: its jobs are lost when this process ends")
             lifespan = self._start_lifespan()

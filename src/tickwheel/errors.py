@@ -96,6 +96,13 @@ class ResultTimeout(ResultError, TimeoutError):
     """The job did not end within the caller's timeout."""
 
 
+# --- Refuse the request: raised by `webhooks.verify`.
+
+
+class SignatureError(TickwheelError):
+    """A request was not signed with one of the keys, not recently, or not as the standard says."""
+
+
 # --- Raised by tasks to choose how their attempt is settled.
 
 

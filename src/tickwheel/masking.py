@@ -1,4 +1,4 @@
-"""Masks passwords and tokens in URLs and drivers' messages, for errors and logs.
+"""Masks passwords and tokens in URLs, drivers' messages and arguments, wherever they are shown.
 
 Anything not known to be harmless is masked. An unquoted password may contain any character, so a
 login extends to the last `@`, wherever that is.
@@ -7,6 +7,7 @@ login extends to the last `@`, wherever that is.
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import quote, unquote
 
 MASK = "***"
@@ -80,3 +81,41 @@ def _query(query: str) -> str:
 def _harmless(part: str) -> bool:
     name, _, value = part.partition("=")
     return unquote(name) in _HARMLESS and bool(_VALUE.fullmatch(unquote(value)))
+
+
+# --- Arguments of jobs
+
+_SECRET_NAME = re.compile(
+    r"(?:^|[-_])(?:auth|authorization|cookie|key|apikey|passw(?:or)?d|secret|signature|token)s?$"
+    r"|authorization|cookie|secret|password|token|signature|credential",
+    re.I,
+)
+# The task whose body nobody but the receiver should see.
+CALLBACK_TASK = "http.call"
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a header, or the like, of this name holds a secret: `authorization`, `x-api-key`."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def shown_arguments(task: str, arguments: Any) -> Any:
+    """A job's arguments, as JSON values, as people may see them: secrets under `headers` are
+    masked, and of a callback also its body and the queries of its URLs."""
+    if not isinstance(arguments, dict):
+        return arguments
+    shown = dict(arguments)
+    if isinstance(shown.get("headers"), dict):
+        shown["headers"] = {
+            name: MASK if is_secret_name(name) else value
+            for name, value in shown["headers"].items()
+        }
+    if task == CALLBACK_TASK:
+        for name in ("url", "on_done", "on_dead"):
+            if isinstance(shown.get(name), str):
+                head, mark, _ = shown[name].partition("?")
+                shown[name] = f"{head}{mark}{MASK}" if mark else head
+        for name in ("body", "body_base64"):
+            if shown.get(name) is not None:
+                shown[name] = f"<{len(str(shown[name])):,} characters>"
+    return shown

@@ -25,6 +25,7 @@ from tickwheel.cli.output import (
 from tickwheel.duration import duration_text, moment
 from tickwheel.envelope import ENCRYPTED, readable
 from tickwheel.job import Job, Outcome, Priority, Run, State
+from tickwheel.masking import shown_arguments
 from tickwheel.traceback import where
 
 STYLES = {
@@ -76,7 +77,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "queue": job.queue,
         "priority": priority_name(job),
         "state": str(job.state),
-        "arguments": _decoded(job.payload),
+        "arguments": shown_arguments(job.task, _decoded(job.payload)),
         "due": iso(moment(job.due_ms)),
         "created": iso(moment(job.created_ms)),
         "expires": _iso_or_none(job.expires_ms),
@@ -158,7 +159,7 @@ def show_jobs(jobs: Sequence[Job], now_ms: int) -> None:
 def _arguments(job: Job) -> str:
     """As in a call: `order_id=42, note="x"`."""
     job = readable(job)
-    given = _decoded(job.payload)
+    given = shown_arguments(job.task, _decoded(job.payload))
     try:
         words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
     except (AttributeError, RecursionError):
@@ -250,7 +251,7 @@ def _fields(job: Job, now_ms: int) -> list[tuple[str, Cell]]:
         ),
         ("worker", job.worker or "none yet"),
         *([("progress", str(job.progress))] if job.progress else []),
-        ("arguments", _pretty(job.payload)),
+        ("arguments", _pretty(job.payload, job.task)),
         *meta_fields(job),
     ]
     if job.error is not None:
@@ -266,10 +267,13 @@ def meta_fields(job: Job) -> list[tuple[str, Cell]]:
     return [("" if i else "meta", one_line(line)) for i, line in enumerate(lines)]
 
 
-def _pretty(text: str) -> str:
+def _pretty(text: str, task: str | None = None) -> str:
+    """JSON for people; the arguments of this task, if it is given."""
     value = _decoded(text)
     if value == ENCRYPTED:
         return ENCRYPTED
+    if task is not None:
+        value = shown_arguments(task, value)
     try:
         return text if value is text else json.dumps(value, indent=2, ensure_ascii=False)
     except RecursionError:
