@@ -143,7 +143,8 @@ class Sender:
         *,
         timeout_ms: int,
     ) -> Received:
-        """Send a request and return the answer, whatever its status. Raises AddressRefused or Failed."""
+        """Send a request and return the answer, whatever its status. Raises AddressRefused or
+        Failed."""
         connecting = _Connecting(target)
         token = _connecting.set(connecting)
         try:
