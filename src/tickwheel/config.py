@@ -47,6 +47,12 @@ class Settings:
     log_format: str = "text"
     retention: str = "7d"
     dead_retention: str = "90d"
+    # Names whose values the HTTP API does not show; `*` stands for others.
+    redact: tuple[str, ...] = (
+        *("password", "passwd", "*_password", "secret", "*_secret", "token", "*_token"),
+        *("authorization", "cookie", "set_cookie", "api_key", "*_api_key", "apikey"),
+        *("private_key", "access_key", "credentials", "card_number", "cvv"),
+    )
 
 
 NAMES = tuple(field.name for field in fields(Settings))
@@ -197,6 +203,7 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "queues": _names,
     "imports": _names,
+    "redact": _names,
     "concurrency": _count,
     "threads": _count,
     "task_processes": _count,

@@ -85,18 +85,23 @@ class Work:
 
     target: str
     settings: Settings
+    # If it serves the HTTP API too: the port.
+    port: int | None = None
 
     def command(self, parent: int) -> list[str]:
         """The command that runs one worker process of several, tied to its parent by a pipe."""
         settings = self.settings
+        verb = ["worker", self.target, "--processes", "1"]
+        if self.port is not None:
+            verb = ["serve", self.target, "--worker", "--port", str(self.port)]
         return [
-            *(sys.executable, "-m", "tickwheel", "worker", self.target),
+            *(sys.executable, "-m", "tickwheel", *verb),
             *(("--queues", ",".join(settings.queues)) if settings.queues else ()),
             *(word for module in settings.imports for word in ("--import", module)),
             *("--concurrency", str(settings.concurrency), "--threads", str(settings.threads)),
             *("--task-processes", str(settings.task_processes)),
             *("--lease", settings.lease, "--grace", settings.grace),
-            *("--processes", "1", "--log-level", settings.log_level),
+            *("--log-level", settings.log_level),
             *("--log-format", settings.log_format, "--parent", str(parent)),
         ]
 

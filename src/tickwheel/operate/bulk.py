@@ -60,15 +60,21 @@ class Matching:
 
 
 async def find_jobs(
-    client: Client, wanted: Filter, *, most: int, visible: Callable[[Job], bool] = everything
+    client: Client,
+    wanted: Filter,
+    *,
+    most: int,
+    look_most: int | None = None,
+    visible: Callable[[Job], bool] = everything,
 ) -> Matching:
-    """The jobs that match now and are `visible`: about `most`, at most a page more."""
+    """The jobs that match now and are `visible`: about `most`, at most a page more. Looks at about
+    `look_most` jobs to find them, or at all."""
     found: dict[str, State] = {}
     looked = 0
     for query in wanted.queries:
         cursor: str | None = None
         while True:
-            if len(found) >= most or looked >= max(most, LOOK_MOST):
+            if len(found) >= most or (look_most is not None and looked >= look_most):
                 return Matching(found, True)
             page = await client.find(query, cursor=cursor, limit=BATCH)
             looked += len(page.jobs)

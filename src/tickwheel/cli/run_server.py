@@ -1,0 +1,102 @@
+"""Behind `tickwheel serve`: the HTTP API, and a worker if asked, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tickwheel.app import App
+from tickwheel.cli.load_app import load_app, store_name
+from tickwheel.cli.logs import set_up_logs
+from tickwheel.cli.output import show_fields
+from tickwheel.cli.run_worker import run_app, working
+from tickwheel.cli.shutdown import Shutdown
+from tickwheel.cli.work import Work
+from tickwheel.config import Settings
+from tickwheel.duration import duration_ms
+from tickwheel.http.access import Audit, Keys, refuse_open_bind
+from tickwheel.http.asgi import asgi_app
+from tickwheel.http.server import Listening, serving
+from tickwheel.version import __version__
+
+log = logging.getLogger("tickwheel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What to serve, and how."""
+
+    # The app; None: a store alone, by its URL or that of the settings.
+    target: str | None
+    store: str | None
+    settings: Settings
+    listening: Listening
+    worker: bool
+    allow_hosts: tuple[str, ...]
+    # Where API keys and the audit log are kept.
+    keys: Keys | None = None
+    audit: Audit | None = None
+
+
+def serve(wanted: Serving, parent: int | None) -> int:
+    """Serve until told to stop; returns the exit code."""
+    if wanted.target is None:
+        app = App(wanted.store, name="serve")
+    else:
+        app = load_app(wanted.target, wanted.settings.imports)
+    set_up_logs(wanted.settings, with_pid=parent is not None)
+    return run_app(
+        app,
+        wanted.settings,
+        parent,
+        lambda shutdown, started: _run(app, wanted, shutdown, started, alone=parent is None),
+    )
+
+
+async def _run(
+    app: App, wanted: Serving, shutdown: Shutdown, started: Callable[[], object], *, alone: bool
+) -> None:
+    refuse_open_bind(
+        wanted.listening.host, keys=wanted.keys is not None and await wanted.keys.any()
+    )
+    api = asgi_app(
+        app,
+        keys=wanted.keys,
+        audit=wanted.audit,
+        allow_hosts=wanted.allow_hosts,
+        redact=wanted.settings.redact,
+        takes_any_task=wanted.target is None,
+    )
+    grace_s = duration_ms(wanted.settings.grace) / 1000
+    async with contextlib.AsyncExitStack() as stack:
+        if wanted.worker:
+            # Outside: it stops after the last request.
+            assert wanted.target is not None
+            work = Work(wanted.target, wanted.settings)
+            await stack.enter_async_context(working(app, work))
+        async with serving(api, replace(wanted.listening, grace_s=grace_s)) as url:
+            started()
+            if alone and wanted.settings.log_format == "text":
+                _banner(app, wanted, url)
+            else:
+                log.info("serving %s", url)
+            await shutdown.requested()
+            log.info("stopping: requests under way finish first")
+
+
+def _banner(app: App, wanted: Serving, url: str) -> None:
+    known = wanted.keys is not None
+    fields: list[tuple[str, Any]] = [
+        ("tickwheel", __version__),
+        ("app", wanted.target or "none: any task"),
+        ("store", store_name(app)),
+        ("api", f"{url}/v1/openapi.json"),
+        ("access", "with API keys" if known else "without API keys: this machine only"),
+        ("worker", "in this process" if wanted.worker else "none: run tickwheel worker"),
+        ("pid", str(os.getpid())),
+    ]
+    show_fields(fields, stderr=True)
