@@ -59,7 +59,7 @@ def serve(
     parent: int | None,
     **flags: Any,
 ) -> int:
-    """Serve the HTTP API: jobs, schedules and queues for any language.
+    """Serve the HTTP API, for programs in any language.
 
     The first SIGTERM or Ctrl-C lets running requests, and jobs, finish; the second ends the process
     at once. GET /v1/openapi.json describes the API. Needs the extra `http`.

@@ -69,9 +69,10 @@ def asgi_app(
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {})[operation.method] = operation
+    # A path without a name in it comes before one that would match it too.
     routes = [
         Route(path, _endpoint(api, methods), methods=list(methods))
-        for path, methods in by_path.items()
+        for path, methods in sorted(by_path.items(), key=lambda each: "{" in each[0])
     ]
     inner = Starlette(
         routes=routes,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import types
+import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -54,7 +57,7 @@ def read_query(request: Request, kind: Any) -> Any:
         )
     except ValueError:
         raise Problem(Kind.BAD_REQUEST, "the query is not valid; quote it in UTF-8") from None
-    known = [] if kind is None else [field.encode_name for field in msgspec.structs.fields(kind)]
+    known = {} if kind is None else _parameters(kind)
     for name, count in Counter(name for name, _ in pairs).items():
         if name not in known:
             has = f"; it has {', '.join(known)}" if known else ""
@@ -63,10 +66,27 @@ def read_query(request: Request, kind: Any) -> Any:
             raise Problem(Kind.BAD_REQUEST, f"the parameter {name!r} is given twice")
     if kind is None:
         return None
+    return kind(**{name: _parameter(name, text, known[name]) for name, text in pairs})
+
+
+@functools.cache
+def _parameters(kind: Any) -> dict[str, Any]:
+    """The type of each parameter. One that is not given is left out: a query has no null."""
+    return {field.encode_name: _without_none(field.type) for field in msgspec.structs.fields(kind)}
+
+
+def _without_none(kind: Any) -> Any:
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return kind
+    [given] = [each for each in typing.get_args(kind) if each is not types.NoneType]
+    return given
+
+
+def _parameter(name: str, text: str, kind: Any) -> Any:
     try:
-        return msgspec.convert(dict(pairs), type=kind, strict=False)
+        return msgspec.convert(text, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem(Kind.BAD_REQUEST, f"the query: {error}") from None
+        raise Problem(Kind.BAD_REQUEST, f"the parameter {name!r}: {error}") from None
 
 
 async def read_body(request: Request, limit: int, room: Callable[[int], None]) -> bytes:
