@@ -10,7 +10,7 @@ import pytest
 from http_server import served, shop
 from worker_process import environment
 
-SECONDS = 60
+SECONDS = 110
 # Not checked: that every id exists, what only makes sense for a sequence of requests, and whether
 # a batch is refused as a whole.
 CONFIG = """
