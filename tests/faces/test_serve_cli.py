@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_a_port_that_is_taken_is_named(cli: Cli) -> None:
         port = taken.getsockname()[1]
         said = cli("serve", "--port", str(port))
     assert f"can't listen on 127.0.0.1 port {port}" in one_error(said)
+
+
+def test_connections_are_known_to_be_tcp() -> None:
+    """Or asyncio would not send small answers at once."""
+    with bind("127.0.0.1", 0) as bound, socket.create_connection(bound.getsockname()):
+        connection, _ = bound.accept()
+        with connection:
+            assert connection.proto == socket.IPPROTO_TCP
 
 
 WITHOUT = """

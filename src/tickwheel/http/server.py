@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -82,12 +83,30 @@ async def _started(server: _Server, running: asyncio.Task[None]) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens there. Raises BadConfig if that can't be."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # Its protocol must be named: asyncio sends small answers at once (TCP_NODELAY) only on
+        # connections of which it knows that they are TCP; others wait 40 ms for the client.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, OverflowError) as error:
-        raise BadConfig(
-            f"can't listen on {host} port {port}: {error}; choose another --port or --host"
-        ) from error
+        raise _unusable(host, port, error) from error
+    try:
+        if os.name == "posix":
+            # Connections of a server that has just stopped don't block the port.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+        return bound
+    except (OSError, OverflowError) as error:
+        bound.close()
+        raise _unusable(host, port, error) from error
+
+
+def _unusable(host: str, port: int, error: Exception) -> BadConfig:
+    return BadConfig(
+        f"can't listen on {host} port {port}: {error}; choose another --port or --host"
+    )
 
 
 def url_of(listening: Listening, bound: socket.socket) -> str:
