@@ -11,7 +11,7 @@ from http_server import PATIENCE_S, problem, served, shop
 
 from tickwheel.errors import StoreUnavailable
 from tickwheel.http import api as api_module
-from tickwheel.http import operating
+from tickwheel.http import operating, server
 from tickwheel.http.problems import PREFIX, Kind
 
 JSON = {"Content-Type": "application/json"}
@@ -101,6 +101,21 @@ async def test_urls_and_headers_have_limits(tmp_path: Path) -> None:
         problem(await its.get("/v1/jobs", headers={"X": "x" * 17_000}), 431, "headers-too-large")
         many = {f"X-{n}": "1" for n in range(70)}
         problem(await its.get("/v1/jobs", headers=many), 431, "headers-too-large")
+
+
+async def test_headers_that_never_end_close_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(shop(tmp_path)) as its:
+        head = b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nX: "
+        assert await raw(its.url, head + b"x" * 70_000) == b""
+        monkeypatch.setattr(server, "HEAD_S", 0.1)
+        assert await raw(its.url, b"") == b""
+        assert await raw(its.url, head) == b""
+        # After a first request, too.
+        first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        answer = await raw(its.url, first + head)
+        assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tickwheel.errors import BadConfig
 
@@ -24,6 +25,9 @@ BACKLOG = 1024
 IDLE_S = 30
 # More connections than this are refused.
 CONNECTIONS_MOST = 5_000
+# How large the request line and headers may be before they are complete, and how long they take.
+HEAD_BYTES = 64 * 1024
+HEAD_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,49 @@ class Listening:
     @property
     def scheme(self) -> str:
         return "https" if self.tls_cert else "http"
+
+
+class _Protocol(HttpToolsProtocol):
+    """Closes a connection whose request line and headers are too large, or too long in coming:
+    the server itself keeps whatever arrives."""
+
+    _head_bytes = 0
+    _in_head = True
+    _giving_up: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        if self._giving_up is None:
+            self._wait_for_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self.transport.close()
+
+    def _wait_for_head(self) -> None:
+        self._giving_up = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
 
 class _Server(uvicorn.Server):
@@ -124,6 +171,7 @@ def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         loop="none",
+        http=_Protocol,
         ws="none",
         # Ours has no queries and no secrets.
         access_log=False,
