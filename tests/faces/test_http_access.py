@@ -107,6 +107,11 @@ async def test_a_job_outside_the_queues_of_a_key_does_not_exist_for_it(tmp_path:
         assert mail.status_code == 201
         put = {"task": "pack", "arguments": {"order": 1}, "every": "1h"}
         problem(await its.ask("PUT", "/v1/schedules/x", json=put, headers=key), 403, "forbidden")
+        put = {"task": "send", "arguments": {"to": "ann"}, "every": "1h"}
+        taken = await its.ask("PUT", "/v1/schedules/nightly", json=put, headers=key)
+        problem(taken, 403, "forbidden")
+        own = await its.ask("PUT", "/v1/schedules/mailing", json=put, headers=key)
+        assert own.status_code == 201
 
 
 async def test_a_key_for_some_tasks_learns_nothing_of_others(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from http_server import PATIENCE_S, problem, served, shop
 
@@ -269,7 +271,6 @@ async def test_every_operation_is_described(tmp_path: Path) -> None:
 
 
 async def test_it_works_below_another_path(tmp_path: Path) -> None:
-    import httpx
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
@@ -282,3 +283,45 @@ async def test_it_works_below_another_path(tmp_path: Path) -> None:
         assert answer.status_code == 201, answer.text
         assert answer.headers["location"] == "/jobs-api/v1/jobs/a%2Fb"
         assert (await client.get(answer.headers["location"])).json()["id"] == "a/b"
+
+
+# --- The end
+
+
+async def test_a_server_does_not_end_before_the_requests_under_way(tmp_path: Path) -> None:
+    app = shop(tmp_path)
+    async with app, AsyncExitStack() as stack:
+        its = await stack.enter_async_context(served(app))
+        client = await app.client()
+        add, gate, reached = client.store.add, asyncio.Event(), asyncio.Event()
+
+        async def slow(jobs: Any) -> Any:
+            reached.set()
+            await gate.wait()
+            return await add(jobs)
+
+        client._adding._flush = slow
+        form = {"task": "pack", "arguments": {"order": 1}}
+        async with httpx.AsyncClient(base_url=its.url, timeout=PATIENCE_S) as own:
+            first = asyncio.create_task(own.post("/v1/jobs", json=form))
+            await asyncio.wait_for(reached.wait(), PATIENCE_S)
+            closing = asyncio.create_task(stack.aclose())
+            async with asyncio.timeout(PATIENCE_S):
+                while await accepts(its.url):
+                    await asyncio.sleep(0.01)
+            # Were it not to wait, it would end now.
+            await asyncio.wait([closing], timeout=0.3)
+            assert not closing.done()
+            gate.set()
+            assert (await first).status_code == 201
+            await asyncio.wait_for(closing, PATIENCE_S)
+
+
+async def accepts(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -130,6 +130,27 @@ async def test_a_stop_under_load_answers_what_it_has_accepted(tmp_path: Path) ->
     assert set(load.acknowledged.values()) <= await stored(store)
 
 
+async def test_a_request_under_way_is_answered_before_it_stops(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    async with serving(tmp_path, store) as (server, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"task": "pack", "id": "late", "delay": "1h"}'
+        head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+        await writer.drain()
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/readyz")).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        await until(lambda: not listening(host, int(port)))
+        writer.write(body[5:])
+        async with asyncio.timeout(PATIENCE_S):
+            assert b" 201 " in await reader.readline()
+        assert await server.ended() == 0, server.log
+        writer.close()
+    assert await stored(store) == {"late"}
+
+
 async def test_a_killed_server_loses_nothing_and_a_repeat_adds_nothing_twice(
     tmp_path: Path,
 ) -> None:
