@@ -168,9 +168,9 @@ def test_a_store_alone_with_tls_behind_a_path(tmp_path: Path) -> None:
 def test_dev_serves_the_api_too(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     with Command(tmp_path, "dev", "shop:app") as dev:
-        dev.until_it_says("serving http://")
+        dev.until_it_says("started, serving default and http://")
         url = url_in(dev.said)
-        assert f"serving {url}" in dev.said
+        assert f"default and {url}" in dev.said
         with httpx.Client(base_url=url) as client:
             client.post("/v1/jobs", json={"task": "mark", "arguments": {"name": "packed"}})
         until((tmp_path / "packed").exists, "the job")

@@ -13,7 +13,7 @@ from tickwheel.app import App
 from tickwheel.cli.load_app import load_app, store_name
 from tickwheel.cli.logs import set_up_logs
 from tickwheel.cli.output import show_fields
-from tickwheel.cli.run_worker import run_app, working
+from tickwheel.cli.run_worker import queues_of, run_app, working
 from tickwheel.cli.shutdown import Shutdown
 from tickwheel.cli.work import Work
 from tickwheel.config import Settings
@@ -83,9 +83,16 @@ async def _run(
             if alone and wanted.settings.log_format == "text":
                 _banner(app, wanted, url)
             else:
-                log.info("serving %s", url)
+                log.info("%s", _started(app, wanted, url))
             await shutdown.requested()
             log.info("stopping: requests under way finish first")
+
+
+def _started(app: App, wanted: Serving, url: str) -> str:
+    if wanted.target is None or not wanted.worker:
+        return f"serving {url}"
+    queues = ", ".join(queues_of(app, Work(wanted.target, wanted.settings)))
+    return f"started, serving {queues} and {url}"
 
 
 def _banner(app: App, wanted: Serving, url: str) -> None:

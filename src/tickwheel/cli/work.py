@@ -91,17 +91,17 @@ class Work:
     def command(self, parent: int) -> list[str]:
         """The command that runs one worker process of several, tied to its parent by a pipe."""
         settings = self.settings
-        verb = ["worker", self.target, "--processes", "1"]
+        verb, more = "worker", ("--processes", "1")
         if self.port is not None:
-            verb = ["serve", self.target, "--worker", "--port", str(self.port)]
+            verb, more = "serve", ("--worker", "--port", str(self.port))
         return [
-            *(sys.executable, "-m", "tickwheel", *verb),
+            *(sys.executable, "-m", "tickwheel", verb, self.target),
             *(("--queues", ",".join(settings.queues)) if settings.queues else ()),
             *(word for module in settings.imports for word in ("--import", module)),
             *("--concurrency", str(settings.concurrency), "--threads", str(settings.threads)),
             *("--task-processes", str(settings.task_processes)),
             *("--lease", settings.lease, "--grace", settings.grace),
-            *("--log-level", settings.log_level),
+            *(*more, "--log-level", settings.log_level),
             *("--log-format", settings.log_format, "--parent", str(parent)),
         ]
 
