@@ -91,9 +91,9 @@ class Work:
     def command(self, parent: int) -> list[str]:
         """The command that runs one worker process of several, tied to its parent by a pipe."""
         settings = self.settings
-        verb, more = "worker", ("--processes", "1")
+        verb, more = "worker", ["--processes", "1"]
         if self.port is not None:
-            verb, more = "serve", ("--worker", "--port", str(self.port))
+            verb, more = "serve", ["--worker", "--port", str(self.port)]
         return [
             *(sys.executable, "-m", "tickwheel", verb, self.target),
             *(("--queues", ",".join(settings.queues)) if settings.queues else ()),

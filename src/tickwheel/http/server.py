@@ -104,9 +104,10 @@ class _Server(uvicorn.Server):
 async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
     """Serve for the duration of the block, which gets the URL. Then stop listening, and let the
     requests under way finish."""
+    config = _config(app, listening)
     bound = bind(listening.host, listening.port)
     try:
-        server = _Server(_config(app, listening))
+        server = _Server(config)
         running = asyncio.create_task(server.serve(sockets=[bound]), name="tickwheel-http")
         try:
             await _started(server, running)
