@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 
 from tickwheel import App
+from tickwheel.duration import duration_ms
 from tickwheel.http.access import Entry, Scope
 from tickwheel.http.server import Listening, serving
 from tickwheel.store import not_a_cursor
@@ -57,7 +59,9 @@ class MemoryKeys:
         return bool(self.by_text)
 
     async def create(self, name: str, scopes: Sequence[str], **more: Any) -> tuple[MemoryKey, str]:
-        key = MemoryKey(secrets.token_hex(4), name, list(scopes), **more)
+        expires = more.pop("expires", None)
+        until_ms = None if expires is None else time.time_ns() // 1_000_000 + duration_ms(expires)
+        key = MemoryKey(secrets.token_hex(4), name, list(scopes), expires_ms=until_ms, **more)
         text = f"tw_{secrets.token_hex(16)}"
         self.by_text[text] = key
         return key, text
@@ -72,12 +76,6 @@ class MemoryKeys:
         return bool(texts)
 
 
-@dataclass
-class MemoryPage:
-    entries: list[Entry]
-    cursor: str | None
-
-
 class MemoryAudit:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -85,13 +83,15 @@ class MemoryAudit:
     async def write(self, entries: Sequence[Entry]) -> None:
         self.entries += entries
 
-    async def list(self, *, cursor: str | None = None, limit: int = 100) -> MemoryPage:
+    async def list(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[Sequence[Entry], str | None]:
         if cursor is not None and not cursor.isdecimal():
             raise not_a_cursor(cursor)
         start = int(cursor or 0)
         newest = self.entries[::-1]
         more = str(start + limit) if len(newest) > start + limit else None
-        return MemoryPage(newest[start : start + limit], more)
+        return newest[start : start + limit], more
 
 
 def shop(folder: Path) -> App:

@@ -148,6 +148,9 @@ async def test_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
         assert created.status_code == 201
         key = created.json()
         assert (key["name"], key["scopes"], key["queues"]) == ("ci", ["enqueue"], ["mail"])
+        assert key["expires"] > key["created"]
+        soon = await its.post("/v1/keys", form | {"expires": "soon"})
+        assert "not a duration" in problem(soon, 422, "invalid")
         listed = (await its.get("/v1/keys")).json()["keys"]
         assert key["id"] in [each["id"] for each in listed]
         assert key["key"] not in str(listed)

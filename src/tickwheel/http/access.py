@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tickwheel.duration import duration_ms
+from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import BadConfig, BadTime
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.job import Job
@@ -77,7 +77,7 @@ class Keys(Protocol):
         *,
         queues: Sequence[str] = (),
         tasks: Sequence[str] = (),
-        expires_ms: int | None = None,
+        expires: Duration | None = None,
         rate: str | None = None,
     ) -> tuple[Key, str]:
         """A new key, and its text, which is not kept."""
@@ -100,21 +100,15 @@ class Entry(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class AuditPage(Protocol):
-    """Some entries, newest first; no cursor means no more."""
-
-    @property
-    def entries(self) -> Sequence[Entry]: ...
-    @property
-    def cursor(self) -> str | None: ...
-
-
 class Audit(Protocol):
     """Where the audit log is kept."""
 
     async def write(self, entries: Sequence[Entry]) -> None: ...
 
-    async def list(self, *, cursor: str | None = None, limit: int = 100) -> AuditPage: ...
+    async def list(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[Sequence[Entry], str | None]:
+        """Entries, the newest first, and where to continue; no cursor means no more."""
 
 
 # --- What a caller may do

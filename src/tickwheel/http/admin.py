@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from tickwheel.duration import duration_ms
 from tickwheel.http.access import Audit, Entry, Key, Keys, Scope, read_rate
 from tickwheel.http.forms import FindEntries, NewKey
 from tickwheel.http.problems import Kind, Problem
@@ -100,14 +99,12 @@ async def create_key(incoming: Incoming) -> Reply:
     keys, form = _keys(incoming), incoming.body
     if form.rate is not None:
         read_rate(form.rate)
-    client = await incoming.service.client()
-    until_ms = form.expires and client.clock.now_ms() + duration_ms(form.expires)
     key, text = await keys.create(
         form.name,
         form.scopes,
         queues=form.queues,
         tasks=form.tasks,
-        expires_ms=until_ms,
+        expires=form.expires,
         rate=form.rate,
     )
     incoming.target, incoming.detail = key.id, form.name
@@ -166,9 +163,9 @@ def _audit(incoming: Incoming) -> Audit:
 async def list_audit(incoming: Incoming) -> Reply:
     """Every write: who, what, when, from where, and its outcome. Never arguments or secrets."""
     query = incoming.query
-    page = await _audit(incoming).list(cursor=query.cursor, limit=query.limit)
-    entries = [_entry_document(entry) for entry in page.entries]
-    return Reply(EntryList(entries=entries, cursor=page.cursor))
+    found, cursor = await _audit(incoming).list(cursor=query.cursor, limit=query.limit)
+    entries = [_entry_document(entry) for entry in found]
+    return Reply(EntryList(entries=entries, cursor=cursor))
 
 
 def _entry_document(entry: Entry) -> EntryDocument:
