@@ -1748,7 +1748,7 @@ FAULTS = [
         "if total > SEARCH_MOST:", "if False:", "tests/faces/test_jobs_bulk_cli.py",
     ),
     Fault(
-        "a page of jobs since a time skips some", "CLI", "cli/bulk.py",
+        "a page of jobs since a time skips some", "CLI", "operate/bulk.py",
         "        if len(kept) > left:\n", "        kept = kept[:left]\n        if False:\n",
         "tests/faces/test_jobs_bulk_cli.py",
     ),

@@ -6,13 +6,11 @@ import asyncio
 import importlib
 import inspect
 import logging
-import re
 import sys
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Coroutine,
     Mapping,
     Sequence,
@@ -20,15 +18,14 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path, PurePath
-from types import FrameType
+from pathlib import PurePath
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
 from tickwheel.access import StoreAccess
 from tickwheel.arguments import MIB
-from tickwheel.checks import NAME_LIMIT, AnyPriority, checked_name, checked_options
+from tickwheel.checks import AnyPriority, check_list, checked_name, checked_options, module_name
 from tickwheel.client import Client
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.concurrency import single_error
@@ -119,8 +116,8 @@ class App(AppJobs, Monitored):
         clock: Clock | None = None,
     ) -> None:
         # In a store that apps share: whose schedules these are. By default the module's name.
-        self.name = checked_name("app", _module(sys._getframe(2)) if name is None else name)
-        _check_list("imports", imports)
+        self.name = checked_name("app", module_name(sys._getframe(2)) if name is None else name)
+        check_list("imports", imports)
         if not isinstance(payload_limit, int) or payload_limit < 1:
             raise BadConfig(f"payload_limit={shown(payload_limit)}: must be a number of bytes")
         # Modules with more of its tasks, which a worker imports before it starts.
@@ -161,6 +158,8 @@ class App(AppJobs, Monitored):
         self.middlewares: list[Callable[[JobContext, Any], Awaitable[Any]]] = []
         # What else its workers open, beside the lifespan: for the tasks of our own packages.
         self.resources: list[Callable[[], AbstractAsyncContextManager[object]]] = []
+        # Its HTTP callbacks, if it has any: tickwheel.callbacks.
+        self.callbacks: Any = None
         # Schedules that the code declares, by name.
         self.declared: dict[str, Rule] = {}
         self.schedules = AppSchedules(self.client, self.tasks.get, payload_limit)
@@ -521,7 +520,7 @@ class App(AppJobs, Monitored):
             if not isinstance(count, int) or count < 1:
                 raise BadConfig(f"{name}={shown(count)}: must be at least 1")
         if queues is not None:
-            _check_list("queues", queues)
+            check_list("queues", queues)
             if not queues:
                 raise BadConfig(
                     f"queues={queues!r}: must name a queue; without it, a worker serves those of "
@@ -571,6 +570,24 @@ class App(AppJobs, Monitored):
         if self.outbox is not None:
             group.create_task(self.outbox.relay(unsealed(client.store), client.clock, going))
 
+    # --- HTTP
+
+    @checked_options
+    def http(
+        self, *, allow_hosts: Sequence[str] = (), redact: Sequence[str] | None = None
+    ) -> Callable[..., Awaitable[None]]:
+        """The HTTP API as an ASGI app, for your own server, alone or mounted; `tickwheel serve`
+        runs it for you. Needs the extra `http`.
+
+        While the store has no API keys, only requests of this machine, or to one of `allow_hosts`,
+        are answered. Values whose names match `redact` (default: the setting) are hidden.
+        """
+        # By name: it is a face, above the API, and its libraries may not be installed.
+        module = importlib.import_module("tickwheel.http.asgi")
+        api: Callable[..., Awaitable[None]]
+        api = module.asgi_app(self, allow_hosts=allow_hosts, redact=redact)
+        return api
+
     # --- Open and close
 
     async def __aenter__(self) -> Self:
@@ -579,22 +596,3 @@ class App(AppJobs, Monitored):
 
     async def __aexit__(self, *_: object) -> None:
         await self._access.leave()
-
-
-def _check_list(name: str, values: object) -> None:
-    if isinstance(values, str):
-        raise BadConfig(f"{name}={shown(values)}: must be a list; write [{shown(values)}]")
-    if not isinstance(values, Collection):
-        raise BadConfig(f"{name}={shown(values)}: must be a list of names")
-
-
-def _module(frame: FrameType) -> str:
-    """The name of the module that creates an app: `shop`, whether it is imported or run."""
-    known = frame.f_globals
-    module = str(known.get("__name__", ""))
-    if module == "__main__":
-        # `python -m proj.shop` says its name; of `python shop.py`, the file does.
-        spec = known.get("__spec__")
-        module = spec.name if spec is not None else Path(known.get("__file__") or "").stem
-    module = module.removesuffix(".__main__")
-    return re.sub(r"[^A-Za-z0-9_.:-]", "_", module)[-NAME_LIMIT:] or "app"

@@ -170,16 +170,19 @@ class Arguments:
             raise self._not_json(str(error)) from None
         except Exception as error:  # a model's serializers are the user's code
             raise self._not_json(describe(error)) from error
+        self._check_size(payload, limit)
+        kept = self._check(payload)
+        if has_models:
+            self._refuse_loss(bound, kept)
+        return payload.decode()
+
+    def _check_size(self, payload: bytes, limit: int) -> None:
         if len(payload) > limit:
             raise BadArguments(
                 f"{self._name}(): the arguments take {len(payload):,} bytes as JSON, more than "
                 f"the limit of {limit:,}; store the data elsewhere and pass its id, or raise "
                 "App(payload_limit=…)"
             )
-        kept = self._check(payload)
-        if has_models:
-            self._refuse_loss(bound, kept)
-        return payload.decode()
 
     def _refuse_loss(self, bound: msgspec.Struct, kept: msgspec.Struct) -> None:
         try:
@@ -268,6 +271,21 @@ class Arguments:
     def _set(bound: msgspec.Struct, names: list[str]) -> dict[str, Any]:
         values = {name: getattr(bound, name) for name in names}
         return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+
+
+class AnyArguments(Arguments):
+    """Those of a task that this program doesn't know: whatever can be written as JSON."""
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, limit: int) -> str:
+        try:
+            payload, _ = _json(kwargs)
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise self._not_json(str(error)) from None
+        self._check_size(payload, limit)
+        return payload.decode()
+
+    def by_name(self, payload: str) -> dict[str, Any]:
+        return plain_arguments(payload)
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import FrameType
 from typing import Literal, ParamSpec, TypeVar
 
 from tickwheel.errors import BadArguments, BadConfig, did_you_mean, shown
@@ -156,3 +158,22 @@ def checked_options(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def check_list(name: str, values: object) -> None:
+    if isinstance(values, str):
+        raise BadConfig(f"{name}={shown(values)}: must be a list; write [{shown(values)}]")
+    if not isinstance(values, Collection):
+        raise BadConfig(f"{name}={shown(values)}: must be a list of names")
+
+
+def module_name(frame: FrameType) -> str:
+    """The name of the module that creates an app: `shop`, whether it is imported or run."""
+    known = frame.f_globals
+    module = str(known.get("__name__", ""))
+    if module == "__main__":
+        # `python -m proj.shop` says its name; of `python shop.py`, the file does.
+        spec = known.get("__spec__")
+        module = spec.name if spec is not None else Path(known.get("__file__") or "").stem
+    module = module.removesuffix(".__main__")
+    return re.sub(r"[^A-Za-z0-9_.:-]", "_", module)[-NAME_LIMIT:] or "app"

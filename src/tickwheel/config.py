@@ -58,10 +58,19 @@ class Settings:
     retention: str = "7d"
     dead_retention: str = "90d"
     audit_retention: str = "90d"
+    # For callbacks of `tickwheel serve` without an app: what signs them, and where they may go.
+    callback_keys: tuple[str, ...] = field(default=(), repr=False)
+    callback_allow: tuple[str, ...] = ()
+    # Names whose values the HTTP API does not show; `*` stands for others.
+    redact: tuple[str, ...] = (
+        *("password", "passwd", "*_password", "secret", "*_secret", "token", "*_token"),
+        *("authorization", "cookie", "set_cookie", "api_key", "*_api_key", "apikey"),
+        *("private_key", "access_key", "credentials", "card_number", "cvv"),
+    )
 
 
 # Only from the environment: files are copied and committed.
-SECRETS = ("signing_keys", "encryption_keys")
+SECRETS = ("signing_keys", "encryption_keys", "callback_keys")
 NAMES = tuple(field.name for field in fields(Settings))
 
 
@@ -240,6 +249,7 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "queues": _names,
     "imports": _names,
+    "redact": _names,
     "concurrency": _count,
     "threads": _count,
     "task_processes": _count,
@@ -249,6 +259,8 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "retention": _duration,
     "dead_retention": _duration,
     "audit_retention": _duration,
+    "callback_keys": _names,
+    "callback_allow": _names,
     "signing_keys": _keys,
     "encryption_keys": _keys,
     "signing": _one_of(SIGNING_MODES),

@@ -84,6 +84,11 @@ def moment(ms: int) -> datetime:
         return _LAST if ms > 0 else _FIRST
 
 
+def iso(at: datetime) -> str:
+    """A UTC time in ISO 8601, to the millisecond: 2026-01-31T09:30:00.000Z."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def moment_text(ms: int | None) -> str:
     """A moment as text, '2026-01-31 09:30:00Z'; 'none' for None."""
     return "none" if ms is None else f"{moment(ms):%Y-%m-%d %H:%M:%S}Z"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from tickwheel.arguments import Arguments
+from tickwheel.arguments import AnyArguments, Arguments
 from tickwheel.checks import AnyPriority, checked_name, priority_of
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import BadConfig, UnknownTask, shown
@@ -195,6 +195,26 @@ def define(
         injected=arguments.injected,
         batch=batch,
     )
+
+
+def any_task(name: str) -> Definition:
+    """A task of which only the name is known: it takes whatever can be written as JSON."""
+    name = checked_name("task", name)
+    return Definition(
+        name=name,
+        function=_not_here,
+        pool="thread",
+        queue="default",
+        priority=Priority.NORMAL,
+        policy=RetryPolicy(),
+        timeout_ms=None,
+        arguments=AnyArguments(name, _not_here),
+        returns=Any,
+    )
+
+
+def _not_here(**arguments: Any) -> None:
+    raise UnknownTask("only its name is known here")
 
 
 def _of_one_job(

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from worker_process import Command, environment, until
 
 from tickwheel.cli import explain as explain_command
-from tickwheel.cli.views import job_document, show_job
+from tickwheel.cli.views import show_job
 from tickwheel.job import Job, Outcome, Progress, Run, State
+from tickwheel.operate.documents import explanation_document, job_document
 from tickwheel.operate.explain import explain
 from tickwheel.operate.facts import Facts
 
@@ -61,11 +63,11 @@ def test_a_job_is_shown_with_its_meta_expiry_and_progress(
 
 
 def test_programs_get_the_same() -> None:
-    document = job_document(RUNNING)
+    document = to_builtins(job_document(RUNNING))
     assert document["meta"] == {"tenant": "acme", "customer": "4\n2"}
     assert document["expires"] == "2027-01-15T08:01:00.000Z"
     assert document["progress"] == {"part": 0.999, "words": "loading"}
-    plain = job_document(job())
+    plain = to_builtins(job_document(job()))
     assert (plain["meta"], plain["expires"], plain["progress"]) == ({}, None, None)
 
 
@@ -73,7 +75,8 @@ def test_explain_shows_the_meta(capsys: pytest.CaptureFixture[str]) -> None:
     explain_command._show(facts(RUNNING), explain(facts(RUNNING)))
     said = capsys.readouterr().out
     assert "customer=4 2" in said and "tenant=acme" in said and "99%: loading" in said
-    document = explain_command._document(facts(RUNNING), explain(facts(RUNNING)))
+    found = explanation_document(facts(RUNNING), explain(facts(RUNNING)))
+    document = to_builtins(found)
     assert document["meta"] == {"tenant": "acme", "customer": "4\n2"}
     assert document["progress"] == {"part": 0.999, "words": "loading"}
     assert document["expires"] == "2027-01-15T08:01:00.000Z"

@@ -35,10 +35,10 @@ def test_config_shows_each_setting_and_its_source(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tickwheel.toml").write_text('app = "shop:app"\n')
-    monkeypatch.setenv("TICKWHEEL_STORE", "nats://ann:secret@host")
+    monkeypatch.setenv("TICKWHEEL_STORE", "nats://ann:hunter2@host")
     monkeypatch.setenv("TICKWHEEL_LAESE", "1s")
     said = cli("config")
-    assert "secret" not in said.out and "ann:***@host" in said.out
+    assert "hunter2" not in said.out and "ann:***@host" in said.out
     assert "TICKWHEEL_LAESE is not a setting" in said.err
     settings = cli("config", "-o", "json").json["settings"]
     assert settings["app"] == {"value": "shop:app", "source": "tickwheel.toml"}

@@ -13,6 +13,7 @@ from command_line import Cli, Said, cli, ids, one_error
 from tickwheel import App
 from tickwheel.cli import bulk, prefix
 from tickwheel.job import Job
+from tickwheel.operate import bulk as operate_bulk
 
 __all__ = ["cli", "ids"]
 
@@ -245,7 +246,7 @@ def test_jobs_since_a_time_page_by_page(
             )
 
     runner.run(fill())
-    monkeypatch.setattr(bulk, "BATCH", 7)
+    monkeypatch.setattr(operate_bulk, "BATCH", 7)
     seen: list[str] = []
     more: tuple[str, ...] = ()
     for _ in range(50):
@@ -350,7 +351,7 @@ def test_a_filter_that_matches_very_many_takes_them_in_turns(
     cli: Cli, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(tmp_path, runner, *(f"order-{n}" for n in range(10)))
-    monkeypatch.setattr(bulk, "BATCH", 3)
+    monkeypatch.setattr(operate_bulk, "BATCH", 3)
     monkeypatch.setattr(bulk, "ACT_MOST", 6)
     cancel = ("jobs", "cancel", "--state", "waiting", "--yes")
     again = "more than 6 match; run the command again for the rest\n"

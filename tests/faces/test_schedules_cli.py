@@ -14,8 +14,8 @@ import pytest
 from tickwheel import App
 from tickwheel.checks import NOTE
 from tickwheel.cli import main
-from tickwheel.cli.simulate import clock_changes, simulate_rules
 from tickwheel.duration import due_ms
+from tickwheel.operate.simulate import clock_changes, simulate_rules
 from tickwheel.schedule import Rule, Schedule
 
 

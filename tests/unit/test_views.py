@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tickwheel.cli.views import ERROR_SHOWN, job_document, show_dead, show_job
+from tickwheel.cli.views import ERROR_SHOWN, show_dead, show_job
 from tickwheel.job import Job, State
+from tickwheel.operate.documents import job_document
 
 TRACEBACK = """Traceback (most recent call last):
   File "/srv/shop/tasks.py", line 12, in charge
@@ -33,7 +34,7 @@ def test_a_job_is_shown_with_its_traceback(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().out
     assert '\n  File "/srv/shop/tasks.py", line 12, in charge\n' in said
     assert "\x1b" not in said
-    assert job_document(dead_job())["traceback"] == TRACEBACK
+    assert job_document(dead_job()).traceback == TRACEBACK
 
 
 def test_a_dead_job_is_one_line_with_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:

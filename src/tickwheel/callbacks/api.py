@@ -126,6 +126,7 @@ class Callbacks:
             weakref.WeakKeyDictionary()
         )
         app.resources.append(self._sender)
+        app.callbacks = self
 
     @checked_options
     def using(

@@ -9,9 +9,9 @@ import msgspec
 
 from tickwheel.cli.load_app import ask
 from tickwheel.cli.options import COUNT, Verb, Where, common
-from tickwheel.cli.output import Column, emit_json, iso, say, show_table
+from tickwheel.cli.output import Column, emit_json, say, show_table
 from tickwheel.cli.times import since_ms
-from tickwheel.duration import moment, moment_text
+from tickwheel.duration import iso, moment, moment_text
 
 if TYPE_CHECKING:
     from tickwheel.client import Client

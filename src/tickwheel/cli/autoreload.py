@@ -44,11 +44,18 @@ def reload(work: Work) -> int:
             [
                 ("tickwheel", f"{__version__}, development"),
                 ("app", work.target),
+                *_api(work),
                 ("watching", f"{', '.join(f'*{suffix}' for suffix in SUFFIXES)} in {os.getcwd()}"),
             ],
             stderr=True,
         )
     return asyncio.run(_reload(work))
+
+
+def _api(work: Work) -> list[tuple[str, str]]:
+    if work.port is None:
+        return []
+    return [("api", f"http://127.0.0.1:{work.port}/v1/openapi.json")]
 
 
 async def _reload(work: Work) -> int:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.bulk import Action, Filter, JobAnswer, act_on_ids, act_on_matching, list_jobs
+from tickwheel.cli.bulk import Action, act_on_ids, act_on_matching, list_jobs
 from tickwheel.cli.options import Noun, Where, argument, common, narrowing, paging, stacked
-from tickwheel.cli.output import CONFLICT
 from tickwheel.cli.times import since_ms
 from tickwheel.cli.views import show_dead
 from tickwheel.errors import BadConfig
 from tickwheel.job import State
 
 if TYPE_CHECKING:
-    from tickwheel.client import Client
+    from tickwheel.operate.bulk import Filter
 
 KIND = "dead job"
 
@@ -66,11 +64,10 @@ def rerun(where: Where, as_json: bool, **chosen: Any) -> int:
 
     --queue, --task, --meta and --since narrow --all.
     """
+    from tickwheel.operate.bulk import rerun_dead
 
-    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
-        return await _of_dead(client, ids, client.rerun, "rerun", ": it is due now")
-
-    return _take(Action(verb="rerun", past="rerun", act=act, kind=KIND), where, as_json, **chosen)
+    action = Action(verb="rerun", past="rerun", act=rerun_dead, kind=KIND)
+    return _take(action, where, as_json, **chosen)
 
 
 @dead.command()
@@ -78,11 +75,9 @@ def rerun(where: Where, as_json: bool, **chosen: Any) -> int:
 @common
 def delete(where: Where, as_json: bool, **chosen: Any) -> int:
     """Delete dead jobs permanently. --queue, --task, --meta and --since narrow --all."""
+    from tickwheel.operate.bulk import delete_dead
 
-    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
-        return await _of_dead(client, ids, client.delete, "deleted", "")
-
-    action = Action(verb="delete", past="deleted", act=act, kind=KIND)
+    action = Action(verb="delete", past="deleted", act=delete_dead, kind=KIND)
     return _take(action, where, as_json, **chosen)
 
 
@@ -116,6 +111,8 @@ def _take(
 def _wanted(
     queue: str | None, task: str | None, meta: tuple[str, str] | None, since: str | None
 ) -> Filter:
+    from tickwheel.operate.bulk import Filter
+
     return Filter(
         states=[State.DEAD],
         queue=queue,
@@ -123,29 +120,3 @@ def _wanted(
         meta=meta,
         since_ms=since_ms("--since", since),
     )
-
-
-async def _of_dead(
-    client: Client,
-    ids: Sequence[str],
-    step: Callable[[Sequence[str]], Awaitable[list[bool]]],
-    outcome: str,
-    meaning: str,
-) -> list[JobAnswer]:
-    # The store accepts any ended job; this command is only for dead ones.
-    jobs = await client.store.get(ids)
-    states = [None if job is None else job.state for job in jobs]
-    dead = [id for id, state in zip(ids, states, strict=True) if state is State.DEAD]
-    done = {id for id, did in zip(dead, await step(dead), strict=True) if did}
-    return [
-        JobAnswer(id, outcome, outcome + meaning) if id in done else _not_done(id, state)
-        for id, state in zip(ids, states, strict=True)
-    ]
-
-
-def _not_done(id: str, state: State | None) -> JobAnswer:
-    if state is None:
-        return JobAnswer.unknown(id)
-    if state is State.DEAD:
-        return JobAnswer(id, "changed", "changed in the meantime: it is no longer dead", CONFLICT)
-    return JobAnswer(id, "not_dead", f"not dead: it is {state}", CONFLICT)

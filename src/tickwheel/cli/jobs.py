@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.cli.bulk import Action, Filter, JobAnswer, act_on_ids, act_on_matching, list_jobs
+from tickwheel.cli.bulk import Action, act_on_ids, act_on_matching, list_jobs
 from tickwheel.cli.load_app import ask, ask_app, named_app, refuse_memory
 from tickwheel.cli.options import Noun, Where, argument, common, narrowing, of_app, paging, stacked
-from tickwheel.cli.output import CONFLICT, NOT_FOUND, OK, emit_json, say
+from tickwheel.cli.output import CONFLICT, OK, emit_json, say
 from tickwheel.cli.prefix import whole_id
 from tickwheel.cli.times import since_ms, time_ms
-from tickwheel.cli.views import job_document, show_job, show_jobs
+from tickwheel.cli.views import show_job, show_jobs
 from tickwheel.errors import BadArguments, BadConfig, BadTime, UsageError
-from tickwheel.job import CancelOutcome, Job, Priority, State
+from tickwheel.job import Job, Priority, State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -50,6 +50,8 @@ def list_(
     Waiting jobs: the next due first (on NATS, the first added). Ended jobs: newest first. With
     --meta: in the order of the store.
     """
+    from tickwheel.operate.bulk import Filter
+
     wanted = Filter(
         states=[State(state)] if state else (),
         queue=queue,
@@ -79,6 +81,8 @@ def show(id: str, where: Where, as_json: bool) -> None:
 
     job, now_ms = ask(where, look)
     if as_json:
+        from tickwheel.operate.documents import job_document
+
         emit_json(job_document(job))
     else:
         show_job(job, now_ms)
@@ -188,14 +192,6 @@ def _choosing(states: Sequence[State], default: str) -> Callable[[Any], Any]:
     )
 
 
-_CANCELLED = {
-    CancelOutcome.CANCELLED: ("cancelled", "cancelled: it will not run", OK),
-    CancelOutcome.REQUESTED: ("requested", "requested: its worker is told to stop it", OK),
-    CancelOutcome.TOO_LATE: ("too_late", "too late: it has already ended", CONFLICT),
-    CancelOutcome.UNKNOWN: ("unknown", "unknown: no job has this id", NOT_FOUND),
-}
-
-
 @jobs.command()
 @_choosing(UNENDED, "Default: both.")
 @common
@@ -204,12 +200,9 @@ def cancel(where: Where, as_json: bool, **chosen: Any) -> int:
 
     Exits with 4 if one has already ended.
     """
+    from tickwheel.operate.bulk import cancel_jobs
 
-    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
-        outcomes = await client.cancel(ids)
-        return [JobAnswer(id, *_CANCELLED[each]) for id, each in zip(ids, outcomes, strict=True)]
-
-    action = Action(verb="cancel", past="cancelled", act=act)
+    action = Action(verb="cancel", past="cancelled", act=cancel_jobs)
     return _take(action, UNENDED, where, as_json, **chosen)
 
 
@@ -221,11 +214,9 @@ def rerun(where: Where, as_json: bool, **chosen: Any) -> int:
 
     They get all their retries again. Exits with 4 if one has not ended.
     """
+    from tickwheel.operate.bulk import rerun_jobs
 
-    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
-        return await _ended(client, ids, await client.rerun(ids), "rerun", "rerun: it is due now")
-
-    action = Action(verb="rerun", past="rerun", act=act)
+    action = Action(verb="rerun", past="rerun", act=rerun_jobs)
     return _take(action, (), where, as_json, **chosen)
 
 
@@ -237,28 +228,10 @@ def delete(where: Where, as_json: bool, **chosen: Any) -> int:
 
     Exits with 4 if one has not ended.
     """
+    from tickwheel.operate.bulk import delete_jobs
 
-    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
-        return await _ended(client, ids, await client.delete(ids), "deleted", "deleted")
-
-    action = Action(verb="delete", past="deleted", act=act)
+    action = Action(verb="delete", past="deleted", act=delete_jobs)
     return _take(action, (), where, as_json, **chosen)
-
-
-async def _ended(
-    client: Client, ids: Sequence[str], changed: Sequence[bool], outcome: str, words: str
-) -> list[JobAnswer]:
-    found = await client.store.get(ids)
-    answers = []
-    for id, done, job in zip(ids, changed, found, strict=True):
-        if done:
-            answers.append(JobAnswer(id, outcome, words))
-        elif job is None:
-            answers.append(JobAnswer.unknown(id))
-        else:
-            words_now = f"not ended: it is {job.state}"
-            answers.append(JobAnswer(id, "not_ended", words_now, CONFLICT))
-    return answers
 
 
 def _take(
@@ -276,6 +249,8 @@ def _take(
     yes: bool,
 ) -> int:
     """Act by ids or by filter; refuses to guess which was meant."""
+    from tickwheel.operate.bulk import Filter
+
     states = [State(state)] if state else default
     wanted = Filter(
         states=states,

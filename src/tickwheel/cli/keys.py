@@ -15,13 +15,12 @@ from tickwheel.cli.output import (
     Cell,
     Column,
     emit_json,
-    iso,
     relative,
     say,
     show_table,
 )
 from tickwheel.cli.times import from_ms, now_ms
-from tickwheel.duration import moment
+from tickwheel.duration import iso, moment
 from tickwheel.errors import StoreError
 
 if TYPE_CHECKING:

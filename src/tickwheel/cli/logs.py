@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from tickwheel.cli.output import clean, iso
+from tickwheel.cli.output import clean
 from tickwheel.config import Settings
+from tickwheel.duration import iso
 
 # What every record has; the rest is what the caller added with `extra`.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}

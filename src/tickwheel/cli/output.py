@@ -14,11 +14,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tickwheel.duration import duration_text
+from tickwheel.duration import duration_text, iso
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,17 +117,15 @@ def _colourful(stream: Any) -> bool:
 
 def emit_json(document: Any) -> None:
     """One JSON document on stdout."""
-    text = json.dumps(document, indent=2, ensure_ascii=False)
+    import msgspec
+
+    dumps = partial(json.dumps, indent=2, default=msgspec.to_builtins)
+    text = dumps(document, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
-        text = json.dumps(document, indent=2)
+        text = dumps(document)
     click.echo(text)
-
-
-def iso(moment: datetime) -> str:
-    """A UTC time in ISO 8601, to the millisecond: 2026-01-31T09:30:00.000Z."""
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # --- Times for people

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from tickwheel.cli.load_app import ask
 from tickwheel.cli.options import Noun, Where, argument, common
-from tickwheel.cli.output import Column, emit_json, iso, say, show_table
-from tickwheel.duration import moment
+from tickwheel.cli.output import Column, emit_json, say, show_table
 from tickwheel.job import State
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ _name = argument("name", metavar="QUEUE", about="The queue's name.")
 @common
 def list_(where: Where, as_json: bool) -> None:
     """List queues with the number of jobs in each state. `tickwheel queues` does the same."""
+    from tickwheel.operate.documents import queue_document
     from tickwheel.unserved import unserved_tasks
 
     async def look(client: Client) -> tuple[list[QueueInfo], list[UnservedTask], int]:
@@ -35,22 +34,13 @@ def list_(where: Where, as_json: bool) -> None:
 
     found, unknown, now_ms = ask(where, look)
     if as_json:
-        emit_json({"queues": [_document(queue, unknown) for queue in found]})
+        emit_json({"queues": [queue_document(queue, unknown) for queue in found]})
     elif found:
         _show(found)
         for task in unknown:
             say(f"warning: {task.words(now_ms)}")
     else:
         say("no queues: no job has been added yet")
-
-
-def _document(queue: QueueInfo, unknown: list[UnservedTask]) -> dict[str, object]:
-    tasks = [
-        {"task": each.task, "since": iso(moment(each.since_ms))}
-        for each in unknown
-        if each.queue == queue.name
-    ]
-    return msgspec.structs.asdict(queue) | {"unserved_tasks": tasks}
 
 
 def _show(found: list[QueueInfo]) -> None:

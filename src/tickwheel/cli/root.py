@@ -34,6 +34,7 @@ from tickwheel.version import __version__
 COMMANDS = (
     "dev",
     "worker",
+    "serve",
     "tasks",
     "jobs",
     "dead",

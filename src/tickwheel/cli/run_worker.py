@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -43,19 +44,33 @@ def serve(work: Work, parent: int | None) -> int:
     if work.settings.http:
         # Before the store is opened, so that all its calls are counted.
         app.enable_metrics()
+    return run_app(
+        app,
+        work.settings,
+        parent,
+        lambda shutdown, started: _run(app, work, shutdown, started, alone=parent is None),
+    )
+
+
+# What runs between the start and the stop of a process; it calls the second once it has started.
+Running = Callable[[Shutdown, Callable[[], object]], Awaitable[None]]
+
+
+def run_app(app: App, settings: Settings, parent: int | None, run: Running) -> int:
+    """Open the app, run until told to stop, and close it; returns the exit code."""
     # The store's thread gets the GIL back sooner from a CPU-bound task.
     sys.setswitchinterval(0.001)
     try:
-        return asyncio.run(_serve(app, work, parent))
+        return asyncio.run(_run_app(app, settings, parent, run))
     except SystemExit as error:
         # Our own exit codes have other meanings.
         log.error("a task called sys.exit(%s) in the worker's own thread", error.code)
         return FAILURE
 
 
-async def _serve(app: App, work: Work, parent: int | None) -> int:
-    """Work until asked to stop. Whatever happens, the process exits afterwards."""
-    shutdown = Shutdown(grace_s=duration_ms(work.settings.grace) / 1000, parent=parent)
+async def _run_app(app: App, settings: Settings, parent: int | None, run: Running) -> int:
+    """Run until asked to stop. Whatever happens, the process exits afterwards."""
+    shutdown = Shutdown(grace_s=duration_ms(settings.grace) / 1000, parent=parent)
     shutdown.listen()
     # For tasks that use asyncio.to_thread: asyncio would wait for its own pool forever.
     threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
@@ -64,7 +79,7 @@ async def _serve(app: App, work: Work, parent: int | None) -> int:
     try:
         if await shutdown.unless_stopped(open_app(app)):
             async with shutdown.starting() as started:
-                await _run(app, work, shutdown, started, alone=parent is None)
+                await run(shutdown, started)
         code = OK
     except LifespanError as error:
         log.error("%s", error, exc_info=error.__cause__)
@@ -82,13 +97,30 @@ async def _serve(app: App, work: Work, parent: int | None) -> int:
 async def _run(
     app: App, work: Work, shutdown: Shutdown, started: Callable[[], object], *, alone: bool
 ) -> None:
+    async with working(app, work) as worker:
+        started()
+        queues = queues_of(app, work)
+        if alone and work.settings.log_format == "text":
+            _banner(app, work, queues)
+        else:
+            log.info("started, serving %s", ", ".join(queues))
+        await shutdown.requested()
+        _say_stopping(worker, work.settings, alone)
+
+
+def queues_of(app: App, work: Work) -> tuple[str, ...]:
+    return work.settings.queues or tuple(app.tasks.queues())
+
+
+@contextlib.asynccontextmanager
+async def working(app: App, work: Work) -> AsyncIterator[Worker]:
+    """A worker with these settings, for the duration of the block; warns of what it can't do."""
     settings = work.settings
-    queues = settings.queues or tuple(app.tasks.queues())
     # In this order: what the worker does while it stops can still be seen.
     async with (
         _serving_status(app, settings) as running,
         app.worker(
-            queues=queues,
+            queues=queues_of(app, work),
             concurrency=settings.concurrency,
             threads=settings.threads,
             processes=settings.task_processes,
@@ -97,11 +129,6 @@ async def _run(
         ) as worker,
     ):
         running(worker)
-        started()
-        if alone and settings.log_format == "text":
-            _banner(app, work, queues)
-        else:
-            log.info("started, serving %s", ", ".join(queues))
         if app.url.lower().startswith("memory:"):
             log.warning(
                 "the store is memory://: its jobs are lost when this process ends, and no other "
@@ -109,8 +136,7 @@ async def _run(
             )
         if not app.tasks.all():
             log.warning("%s has no tasks, so this worker can't run any job", work.target)
-        await shutdown.requested()
-        _say_stopping(worker, settings, alone)
+        yield worker
 
 
 @asynccontextmanager

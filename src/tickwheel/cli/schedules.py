@@ -16,13 +16,13 @@ from tickwheel.cli.output import (
     Column,
     absolute,
     emit_json,
-    iso,
     relative,
     say,
     show_table,
 )
-from tickwheel.cli.simulate import simulate, wall, zone_of
+from tickwheel.cli.simulate import simulate, wall
 from tickwheel.cli.times import now_ms, time_ms
+from tickwheel.duration import iso
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -48,7 +48,9 @@ def list_(where: Where, as_json: bool) -> None:
 
     found, now_ms = ask(where, look)
     if as_json:
-        emit_json({"schedules": [_document(each) for each in found]})
+        from tickwheel.operate.documents import schedule_document
+
+        emit_json({"schedules": [schedule_document(each) for each in found]})
         return
     if found:
         _show(found, now_ms)
@@ -61,6 +63,8 @@ def list_(where: Where, as_json: bool) -> None:
 
 def _show(found: list[ScheduleInfo], now_ms: int) -> None:
     from zoneinfo import ZoneInfo
+
+    from tickwheel.operate.simulate import zone_of
 
     zones = ["" if each.rule is None else zone_of(each.rule) for each in found]
     there = [_next(each, ZoneInfo(tz or "UTC")) for each, tz in zip(found, zones, strict=True)]
@@ -107,38 +111,6 @@ def _away(schedule: ScheduleInfo, now_ms: int) -> str:
     if schedule.next is None or schedule.paused or schedule.moving:
         return ""
     return relative(int(schedule.next.timestamp() * 1000), now_ms)
-
-
-def _document(schedule: ScheduleInfo) -> dict[str, Any]:
-    from zoneinfo import ZoneInfo
-
-    rule = schedule.rule
-    if rule is None:
-        return {
-            "name": schedule.name,
-            "paused": schedule.paused,
-            "last_job": schedule.last_id,
-            "problem": schedule.problem,
-        }
-    tz = zone_of(rule)
-    there = None if schedule.next is None else schedule.next.astimezone(ZoneInfo(tz))
-    return {
-        "name": schedule.name,
-        "task": schedule.task,
-        "cron": rule.cron,
-        "every_ms": rule.every_ms,
-        "tz": tz,
-        "explained": schedule.explained,
-        "next": None if schedule.next is None else iso(schedule.next),
-        "next_there": None if there is None else there.isoformat(timespec="milliseconds"),
-        "paused": schedule.paused,
-        "misfire": rule.misfire.value,
-        "overlap": rule.overlap.value,
-        "from_code": rule.from_code,
-        "app": rule.app,
-        "last_job": schedule.last_id,
-        "problem": None,
-    }
 
 
 @schedules.command("next")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,7 +29,9 @@ def tasks(app: str | None, as_json: bool) -> None:
     found = named_app(app)
     definitions = sorted(found.tasks.all(), key=lambda each: each.name)
     if as_json:
-        emit_json({"tasks": [_document(found, each) for each in definitions]})
+        from tickwheel.operate.documents import task_document
+
+        emit_json({"tasks": [task_document(each, found.declared) for each in definitions]})
     elif definitions:
         show_table(
             [
@@ -47,37 +49,13 @@ def tasks(app: str | None, as_json: bool) -> None:
 
 
 def _row(app: App, task: Definition) -> tuple[str, ...]:
+    from tickwheel.operate.documents import schedules_in_words
+
     return (
         task.name,
         task.queue,
         task.pool,
         "none" if task.timeout_ms is None else duration_text(task.timeout_ms),
         str(task.policy.retries),
-        "; ".join(_schedules(app, task).values()),
+        "; ".join(schedules_in_words(task, app.declared).values()),
     )
-
-
-def _schedules(app: App, task: Definition) -> dict[str, str]:
-    """In words, by name."""
-    from tickwheel.schedule import ticks_of
-
-    return {
-        name: ticks_of(rule).explain()
-        for name, rule in app.declared.items()
-        if rule.task == task.name
-    }
-
-
-def _document(app: App, task: Definition) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "parameters": list(task.arguments.parameters),
-        "queue": task.queue,
-        "priority": task.priority.name.lower(),
-        "pool": task.pool,
-        "timeout_ms": task.timeout_ms,
-        "retries": task.policy.retries,
-        "schedules": [
-            {"name": name, "explained": words} for name, words in _schedules(app, task).items()
-        ],
-    }

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.cli.output import iso
-from tickwheel.duration import moment
+from tickwheel.duration import iso, moment
 from tickwheel.envelope import readable
 from tickwheel.job import Job, Outcome, State
 

@@ -1,13 +1,9 @@
-"""Show a job as JSON, as a table row, or in full.
-
-The names in the JSON are those of `tickwheel.JobInfo`; scripts rely on them.
-"""
+"""Show a job as a table row, or in full."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import click
 
@@ -16,7 +12,6 @@ from tickwheel.cli.output import (
     Column,
     absolute,
     clean,
-    iso,
     one_line,
     relative,
     show_fields,
@@ -24,7 +19,7 @@ from tickwheel.cli.output import (
 )
 from tickwheel.duration import duration_text, moment
 from tickwheel.envelope import ENCRYPTED, readable
-from tickwheel.job import Job, Outcome, Priority, Run, State
+from tickwheel.job import Job, Outcome, Run, State
 from tickwheel.masking import shown_arguments
 from tickwheel.traceback import where
 
@@ -65,75 +60,6 @@ RUN_COLUMNS = (
 )
 
 
-# --- JSON
-
-
-def job_document(job: Job) -> dict[str, Any]:
-    """Everything about a job, for programs."""
-    job = readable(job)
-    return {
-        "id": job.id,
-        "task": job.task,
-        "queue": job.queue,
-        "priority": priority_name(job),
-        "state": str(job.state),
-        "arguments": shown_arguments(job.task, _decoded(job.payload)),
-        "due": iso(moment(job.due_ms)),
-        "created": iso(moment(job.created_ms)),
-        "expires": _iso_or_none(job.expires_ms),
-        "meta": job.meta or {},
-        "retries": job.retries,
-        "timeout_ms": job.timeout_ms,
-        "attempts": job.attempt,
-        "failures": job.failures,
-        "takeovers": job.takeovers,
-        "worker": job.worker,
-        "lease_until": _iso_or_none(job.lease_until_ms),
-        "cancel_requested": job.cancel_requested,
-        "progress": progress_document(job),
-        "ended": _iso_or_none(job.ended_ms),
-        "error": job.error,
-        "traceback": job.traceback,
-        "result": None if job.result is None else _decoded(job.result),
-        "history": [_run_document(run) for run in job.history],
-    }
-
-
-def progress_document(job: Job) -> dict[str, Any] | None:
-    if job.progress is None:
-        return None
-    return {"part": job.progress.part, "words": job.progress.words}
-
-
-def _run_document(run: Run) -> dict[str, Any]:
-    return {
-        "attempt": run.attempt,
-        "outcome": str(run.outcome),
-        "worker": run.worker,
-        "due": iso(moment(run.due_ms)),
-        "started": _iso_or_none(run.started_ms),
-        "ended": iso(moment(run.ended_ms)),
-        "lateness_ms": None if run.started_ms is None else run.started_ms - run.due_ms,
-        "error": run.error,
-    }
-
-
-def _iso_or_none(ms: int | None) -> str | None:
-    return None if ms is None else iso(moment(ms))
-
-
-def _decoded(text: str) -> Any:
-    """Decoded JSON; the text itself if another program wrote it wrong."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def priority_name(job: Job) -> str:
-    return Priority(job.priority).name.lower()
-
-
 # --- Rows
 
 
@@ -158,8 +84,10 @@ def show_jobs(jobs: Sequence[Job], now_ms: int) -> None:
 
 def _arguments(job: Job) -> str:
     """As in a call: `order_id=42, note="x"`."""
+    from tickwheel.operate.documents import decoded
+
     job = readable(job)
-    given = shown_arguments(job.task, _decoded(job.payload))
+    given = shown_arguments(job.task, decoded(job.payload))
     try:
         words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
     except (AttributeError, RecursionError):
@@ -221,6 +149,8 @@ def show_job(job: Job, now_ms: int) -> None:
 
 
 def _fields(job: Job, now_ms: int) -> list[tuple[str, Cell]]:
+    from tickwheel.operate.documents import priority_name
+
     def at(ms: int) -> str:
         return f"{absolute(moment(ms))}  {relative(ms, now_ms)}"
 
@@ -269,7 +199,9 @@ def meta_fields(job: Job) -> list[tuple[str, Cell]]:
 
 def _pretty(text: str, task: str | None = None) -> str:
     """JSON for people; the arguments of this task, if it is given."""
-    value = _decoded(text)
+    from tickwheel.operate.documents import decoded
+
+    value = decoded(text)
     if value == ENCRYPTED:
         return ENCRYPTED
     if task is not None:

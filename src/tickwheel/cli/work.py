@@ -91,19 +91,24 @@ class Work:
 
     target: str
     settings: Settings
+    # If it serves the HTTP API too: the port.
+    port: int | None = None
 
     def command(self, parent: int, number: int = 1) -> list[str]:
         """The command that runs the n-th worker process, tied to its parent by a pipe."""
         settings = self.settings
+        verb, more = "worker", ["--processes", "1"]
+        if self.port is not None:
+            verb, more = "serve", ["--worker", "--port", str(self.port)]
         return [
-            *(sys.executable, "-m", "tickwheel", "worker", self.target),
+            *(sys.executable, "-m", "tickwheel", verb, self.target),
             *(("--queues", ",".join(settings.queues)) if settings.queues else ()),
             *(word for module in settings.imports for word in ("--import", module)),
             *("--concurrency", str(settings.concurrency), "--threads", str(settings.threads)),
             *("--task-processes", str(settings.task_processes)),
             *("--lease", settings.lease, "--grace", settings.grace),
             *(("--http", nth_address(settings.http, number)) if settings.http else ()),
-            *("--processes", "1", "--log-level", settings.log_level),
+            *(*more, "--log-level", settings.log_level),
             *("--log-format", settings.log_format, "--parent", str(parent)),
         ]
 

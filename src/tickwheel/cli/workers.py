@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tickwheel.cli.load_app import ask
 from tickwheel.cli.options import Noun, Where, common
-from tickwheel.cli.output import Column, emit_json, iso, relative, say, show_table
+from tickwheel.cli.output import Column, emit_json, relative, say, show_table
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -27,7 +25,9 @@ def list_(where: Where, as_json: bool) -> None:
 
     found, now_ms = ask(where, look)
     if as_json:
-        emit_json({"workers": [_document(each) for each in found]})
+        from tickwheel.operate.documents import worker_document
+
+        emit_json({"workers": [worker_document(each) for each in found]})
     elif found:
         _show(found, now_ms)
     else:
@@ -61,13 +61,3 @@ def _show(found: list[WorkerInfo], now_ms: int) -> None:
             for each in found
         ],
     )
-
-
-def _document(worker: WorkerInfo) -> dict[str, object]:
-    from tickwheel.duration import moment
-
-    times = {name: iso(moment(getattr(worker, f"{name}_ms"))) for name in ("started", "seen")}
-    kept = ("name", "app", "host", "pid", "version", "concurrency", "held", "running", "offset_ms")
-    fields = msgspec.structs.asdict(worker)
-    lists = {"queues": list(worker.queues), "tasks": worker.tasks and list(worker.tasks)}
-    return {name: fields[name] for name in kept} | lists | times

@@ -1,4 +1,4 @@
-"""What is known about a job at one moment: the job, its queue, the running workers. Pure."""
+"""What is known about a job at one moment: the job, its queue, the running workers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tickwheel.client import Client
 from tickwheel.duration import duration_text, moment_text
+from tickwheel.engine.options import WorkerOptions
+from tickwheel.envelope import readable
 from tickwheel.job import Job, Run
+from tickwheel.notes import schedules_of
+from tickwheel.registry import Registry
 from tickwheel.schedule import Schedule
 from tickwheel.store import QueueInfo, WorkerInfo
 
@@ -74,3 +79,22 @@ class Facts:
         if about.startswith("-"):
             return shlex.join(["tickwheel", *words, *self.where, "--", about])
         return shlex.join(["tickwheel", *words, about, *self.where])
+
+
+async def facts_of(
+    client: Client, job: Job, tasks: Registry, *, where: Sequence[str] = (), app: str = "MODULE:APP"
+) -> Facts:
+    """The facts about this job now. `tasks` are those of the app, as far as it is known."""
+    queues = {queue.name: queue for queue in await client.queues()}
+    task = tasks.find(job.task)
+    return Facts(
+        job=readable(job),
+        queue=queues.get(job.queue),
+        workers=await client.workers(),
+        schedules=await schedules_of(client.store),
+        now_ms=client.clock.now_ms(),
+        takeovers=WorkerOptions(queues=()).takeovers,
+        task_retries=None if task is None else task.policy.retries,
+        where=where,
+        app=app,
+    )

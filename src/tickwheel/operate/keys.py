@@ -135,6 +135,8 @@ class Keys:
         self._reading: Batcher[str, str | None] = Batcher(self._read)
         # By id: when it was read, by the monotonic clock, and what there was.
         self._seen: dict[str, tuple[int, _Stored | None]] = {}
+        # When somebody last looked whether there are keys, and what there was.
+        self._any: tuple[int, bool] | None = None
 
     async def create(
         self,
@@ -164,6 +166,7 @@ class Keys:
             raise UsageError(f"the store has {KEYS_LIMIT:,} API keys: revoke those of no use first")
         id = secrets.token_hex(8)
         await self._client.put_records(KIND, {id: msgspec.json.encode(stored).decode()})
+        self._any = None
         return stored.key(id), f"tw_{id}_{secret}"
 
     async def list(self) -> list[Key]:
@@ -182,6 +185,7 @@ class Keys:
         """Delete a key; False if there is none. It stops within two seconds, here at once."""
         [deleted] = await self._client.delete_records(KIND, [id])
         self._seen.pop(id, None)
+        self._any = None
         return deleted
 
     async def check(self, text: str) -> Key | None:
@@ -198,8 +202,11 @@ class Keys:
         return stored.key(id)
 
     async def any(self) -> bool:
-        """Whether there are keys."""
-        return bool(await self._client.records(KIND, limit=1))
+        """Whether there are keys; what was read a moment ago counts, as for `check`."""
+        now_ns = self._client.clock.monotonic_ns()
+        if self._any is None or now_ns - self._any[0] >= CACHE_S * S_NS:
+            self._any = now_ns, bool(await self._client.records(KIND, limit=1))
+        return self._any[1]
 
     # --- Reading, rarely
 

@@ -1,0 +1,224 @@
+"""One request, from its arrival to its answer: let in, read, carried out, recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tickwheel.batch import Batcher
+from tickwheel.clock import MS_NS, Clock, SystemClock
+from tickwheel.errors import TickwheelError
+from tickwheel.http.access import Caller, RateLimits, check_local, identified
+from tickwheel.http.body import (
+    check_sizes,
+    decode,
+    read_body,
+    read_idempotency_key,
+    read_path,
+    read_query,
+)
+from tickwheel.http.problems import MEDIA_TYPE, Kind, Problem, problem_of, store_away
+from tickwheel.http.service import Service
+from tickwheel.http.table import Incoming, Operation, Reply
+from tickwheel.ids import new_id
+from tickwheel.operate.audit import Entry
+
+log = logging.getLogger("tickwheel.http")
+
+# No request takes longer, whatever the store does.
+REQUEST_S = 10.0
+# How many requests may be under way, and how many bytes of their bodies are in memory.
+REQUESTS_MOST = 1000
+BODIES_MOST = 256 * 1024 * 1024
+# How long an entry of the audit log may take to be written.
+AUDIT_S = 5.0
+
+
+class Api:
+    """Answers requests."""
+
+    def __init__(
+        self, service: Service, *, allow_hosts: Sequence[str] = (), clock: Clock | None = None
+    ) -> None:
+        self._service = service
+        self._allow_hosts = frozenset(host.lower() for host in allow_hosts)
+        self._clock = clock or SystemClock()
+        self._rates = RateLimits()
+        self._auditing: Batcher[Entry, None] = Batcher(self._write)
+        self._requests = self._bytes = 0
+
+    # --- A request
+
+    async def respond(self, operation: Operation, request: Request) -> Response:
+        """Answer a request, whatever happens."""
+        arrived = asyncio.get_running_loop().time()
+        request_id = new_id(self._now_ms())
+        incoming = Incoming(
+            service=self._service,
+            request_id=request_id,
+            caller=Caller(None),
+            scope=operation.scope,  # type: ignore[arg-type]
+            path={},
+            query=None,
+            body=None,
+            idempotency_key=None,
+        )
+        try:
+            reply = await self._carry_out(operation, request, incoming)
+            response = _response(reply, request_id, request.scope.get("root_path", ""))
+            outcome = "ok"
+        except Problem as problem:
+            response, outcome = _problem(problem, request_id), problem.kind.code
+        except Exception:
+            log.exception("request %s failed: %s", request_id, operation.id)
+            response, outcome = _problem(Problem(Kind.INTERNAL), request_id), Kind.INTERNAL.code
+        source = request.client.host if request.client else ""
+        if operation.writes and outcome != Kind.UNAUTHORIZED.code:
+            await self._record(operation, incoming, source, outcome)
+        _log_access(operation, incoming.caller, source, response.status_code, arrived)
+        return response
+
+    async def _carry_out(self, operation: Operation, request: Request, incoming: Incoming) -> Reply:
+        with self._room() as room:
+            check_sizes(request)
+            until = asyncio.get_running_loop().time() + REQUEST_S
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._let_in(operation, request, incoming)
+                await self._read(operation, request, incoming, room, until)
+                async with asyncio.timeout_at(until):
+                    return await operation.handler(incoming)
+            except TickwheelError as error:
+                raise problem_of(error) from error
+            except TimeoutError:
+                raise store_away(f"it did not answer within {REQUEST_S:g} s") from None
+
+    async def _let_in(self, operation: Operation, request: Request, incoming: Incoming) -> None:
+        """Check who it is and what they may do: the one place for every operation."""
+        if operation.scope is None:
+            return
+        keys = await self._service.keys()
+        incoming.caller = await identified(keys, request.headers.get("authorization"))
+        if incoming.caller.key is None:
+            client = request.client.host if request.client else None
+            check_local(request.headers, client, self._allow_hosts, writes=operation.writes)
+        self._rates.check(incoming.caller, self._now_ms())
+        if not incoming.caller.may(operation.scope):
+            raise Problem(Kind.FORBIDDEN, f"the key lacks the scope {operation.scope}")
+
+    async def _read(
+        self,
+        operation: Operation,
+        request: Request,
+        incoming: Incoming,
+        room: Callable[[int], None],
+        until: float,
+    ) -> None:
+        incoming.path = read_path(request)
+        incoming.target = next(iter(incoming.path.values()), "")
+        incoming.query = read_query(request, operation.query)
+        incoming.accept = request.headers.get("accept", "")
+        if operation.idempotent:
+            incoming.idempotency_key = read_idempotency_key(request.headers)
+        if operation.body is not None:
+            try:
+                async with asyncio.timeout_at(until):
+                    body = await read_body(request, operation.body_limit, room)
+            except TimeoutError:
+                raise Problem(Kind.REQUEST_TIMEOUT) from None
+            incoming.body = decode(body, operation.decode or operation.body)
+
+    @contextmanager
+    def _room(self) -> Iterator[Callable[[int], None]]:
+        """Room for one more request; the block says how many bytes it keeps."""
+        if self._requests >= REQUESTS_MOST:
+            raise Problem(Kind.OVERLOADED, headers={"Retry-After": "1"})
+        kept = 0
+
+        def keep(size: int) -> None:
+            nonlocal kept
+            if self._bytes + size > BODIES_MOST:
+                raise Problem(Kind.OVERLOADED, headers={"Retry-After": "1", "Connection": "close"})
+            kept += size
+            self._bytes += size
+
+        self._requests += 1
+        try:
+            yield keep
+        finally:
+            self._requests -= 1
+            self._bytes -= kept
+
+    # --- The audit log
+
+    async def _record(
+        self, operation: Operation, incoming: Incoming, source: str, outcome: str
+    ) -> None:
+        entry = Entry(
+            at_ms=self._now_ms(),
+            who=incoming.caller.who,
+            action=operation.id,
+            target=incoming.target[:256],
+            source=source,
+            outcome=outcome,
+            detail=incoming.detail[:256],
+        )
+        try:
+            async with asyncio.timeout(AUDIT_S):
+                await self._auditing.send(entry)
+        except (TickwheelError, TimeoutError) as error:
+            log.error("an entry of the audit log could not be written (%s): %s", error, entry)
+
+    async def _write(self, entries: Sequence[Entry]) -> list[None]:
+        await (await self._service.audit()).write(entries)
+        return [None] * len(entries)
+
+    def _now_ms(self) -> int:
+        return self._clock.now_ns() // MS_NS
+
+
+# --- Answers
+
+
+def _response(reply: Reply, request_id: str, root: str) -> Response:
+    headers = {"X-Request-Id": request_id, "Cache-Control": "no-store", **reply.headers}
+    if reply.location is not None:
+        headers["Location"] = root + reply.location
+    if isinstance(reply.content, bytes):
+        return Response(reply.content, reply.status, headers)
+    body = msgspec.json.encode(reply.content)
+    return Response(body, reply.status, headers, media_type="application/json")
+
+
+def _problem(problem: Problem, request_id: str) -> Response:
+    headers = {"X-Request-Id": request_id, "Cache-Control": "no-store", **problem.headers}
+    body = msgspec.json.encode(problem.details(request_id))
+    return Response(body, problem.kind.status, headers, media_type=MEDIA_TYPE)
+
+
+def problem_response(kind: Kind, detail: str, headers: dict[str, str]) -> Response:
+    """For requests that no operation answers."""
+    now_ms = SystemClock().now_ns() // MS_NS
+    return _problem(Problem(kind, detail, headers=headers), new_id(now_ms))
+
+
+def _log_access(
+    operation: Operation, caller: Caller, source: str, status: int, arrived: float
+) -> None:
+    """One line for each request, without query and body, which may hold secrets. Probes come
+    often."""
+    level = logging.DEBUG if operation.scope is None else logging.INFO
+    if log.isEnabledFor(level):
+        took_ms = (asyncio.get_running_loop().time() - arrived) * 1000
+        log.log(
+            level,
+            "%s %s %d %.1f ms, %s, %s",
+            *(operation.method, operation.path, status, took_ms, caller.who, source or "-"),
+            extra={"operation": operation.id, "status": status, "source": source},
+        )

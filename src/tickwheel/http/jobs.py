@@ -1,0 +1,324 @@
+"""Find jobs, look at them, cancel, rerun and delete them: one, or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tickwheel.checks import ID_LIMIT
+from tickwheel.client import Client
+from tickwheel.duration import due_ms
+from tickwheel.errors import BadArguments
+from tickwheel.http.adding import BATCH_BYTES, read_time
+from tickwheel.http.forms import FindDead, FindJobs, JobFilter, Which, WhichDead
+from tickwheel.http.problems import Kind, Problem
+from tickwheel.http.table import Handler, Incoming, Reply, Table
+from tickwheel.job import ENDED, Job, State
+from tickwheel.jobs import checked_query
+from tickwheel.operate import explain as explaining
+from tickwheel.operate.bulk import (
+    LOOK_MOST,
+    UNKNOWN,
+    Act,
+    Filter,
+    JobAnswer,
+    cancel_jobs,
+    delete_dead,
+    delete_jobs,
+    everything,
+    find_jobs,
+    find_page,
+    in_batches,
+    rerun_dead,
+    rerun_jobs,
+)
+from tickwheel.operate.documents import ExplanationDocument, JobDocument, explanation_document
+from tickwheel.operate.facts import facts_of
+from tickwheel.operate.keys import Scope
+
+table = Table()
+
+UNENDED = (State.WAITING, State.RUNNING)
+
+
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """Some jobs; for the next page pass the cursor. No cursor means that there are no more."""
+
+    jobs: list[JobDocument]
+    cursor: str | None
+
+
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done to a job."""
+
+    id: str
+    outcome: str
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs were changed, what became of each, and whether more match."""
+
+    changed: int
+    more: bool
+    results: list[JobOutcome]
+
+
+# --- Find and look
+
+
+@table.operation(
+    "GET",
+    "/v1/jobs",
+    scope=Scope.READ,
+    summary="List jobs",
+    query=FindJobs,
+    answers={200: JobList},
+    problems=(Kind.INVALID,),
+)
+async def list_jobs(incoming: Incoming) -> Reply:
+    """Waiting jobs: the next due first (on NATS, the first added). Ended jobs: newest first."""
+    state = incoming.query.state
+    return await _list(incoming, [] if state is None else [state])
+
+
+@table.operation(
+    "GET",
+    "/v1/dead",
+    scope=Scope.READ,
+    summary="List dead jobs",
+    query=FindDead,
+    answers={200: JobList},
+    problems=(Kind.INVALID,),
+)
+async def list_dead(incoming: Incoming) -> Reply:
+    """Newest first."""
+    return await _list(incoming, [State.DEAD])
+
+
+async def _list(incoming: Incoming, states: Sequence[State]) -> Reply:
+    query = incoming.query
+    wanted = Filter(states=states, queue=query.queue, task=query.task, meta=_pair(query.meta))
+    client = await incoming.service.client()
+    page = await find_page(
+        client, wanted, cursor=query.cursor, limit=query.limit, visible=_visible(incoming)
+    )
+    redaction, caller = incoming.service.redaction, incoming.caller
+    jobs = [redaction.document(job, caller) for job in page.jobs]
+    return Reply(JobList(jobs=jobs, cursor=page.cursor))
+
+
+def _pair(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Problem(Kind.BAD_REQUEST, f"meta={text[:80]!r}: must be name=value, as customer=42")
+    return checked_query(None, None, None, {name: value}).meta
+
+
+def _visible(incoming: Incoming) -> Callable[[Job], bool]:
+    if incoming.caller.sees_all(incoming.scope):
+        return everything
+    return lambda job: incoming.caller.sees(incoming.scope, job)
+
+
+async def _job(incoming: Incoming) -> tuple[Client, Job]:
+    """The job that the path names; raises Problem if there is none that the caller may see."""
+    id = incoming.path["id"]
+    client = await incoming.service.client()
+    fits = 0 < len(id) <= ID_LIMIT and id.isprintable()
+    [job] = await client.store.get([id]) if fits else [None]
+    if job is None or not incoming.caller.sees(incoming.scope, job):
+        raise _no_job(id)
+    return client, job
+
+
+def _no_job(id: str) -> Problem:
+    return Problem(
+        Kind.NOT_FOUND, f"no job has the id {id[:80]!r}: it was never added, or it was pruned"
+    )
+
+
+@table.operation(
+    "GET", "/v1/jobs/{id}", scope=Scope.READ, summary="Get a job", answers={200: JobDocument}
+)
+async def get_job(incoming: Incoming) -> Reply:
+    """Everything about a job. Secrets in its arguments are redacted."""
+    _, job = await _job(incoming)
+    return Reply(incoming.service.redaction.document(job, incoming.caller))
+
+
+@table.operation(
+    "GET",
+    "/v1/jobs/{id}/explain",
+    scope=Scope.READ,
+    summary="Explain a job",
+    answers={200: ExplanationDocument},
+)
+async def explain_job(incoming: Incoming) -> Reply:
+    """Why it waits, who holds it, when it runs or how it ended, and what can be done."""
+    client, job = await _job(incoming)
+    facts = await facts_of(client, job, incoming.service.app.tasks)
+    document = explanation_document(facts, explaining.explain(facts))
+    meta = incoming.service.redaction.document(job, incoming.caller).meta
+    return Reply(msgspec.structs.replace(document, meta=meta))
+
+
+# --- One job
+
+
+async def _act(incoming: Incoming, act: Act) -> Reply:
+    client, job = await _job(incoming)
+    [answer] = await act(client, [job.id])
+    if answer.outcome == UNKNOWN:
+        raise _no_job(job.id)
+    if not answer.ok:
+        raise Problem(Kind.CONFLICT, answer.words)
+    return Reply(JobOutcome(id=answer.id, outcome=answer.outcome))
+
+
+@table.operation(
+    "POST",
+    "/v1/jobs/{id}/cancel",
+    scope=Scope.OPERATE,
+    summary="Cancel a job",
+    answers={200: JobOutcome},
+    problems=(Kind.CONFLICT,),
+)
+async def cancel_job(incoming: Incoming) -> Reply:
+    """`cancelled`: it will not run. `requested`: its worker is told to stop it."""
+    return await _act(incoming, cancel_jobs)
+
+
+@table.operation(
+    "POST",
+    "/v1/jobs/{id}/rerun",
+    scope=Scope.OPERATE,
+    summary="Run an ended job again",
+    answers={200: JobOutcome},
+    problems=(Kind.CONFLICT,),
+)
+async def rerun_job(incoming: Incoming) -> Reply:
+    """It is due now, with all its retries."""
+    return await _act(incoming, rerun_jobs)
+
+
+@table.operation(
+    "DELETE",
+    "/v1/jobs/{id}",
+    scope=Scope.OPERATE,
+    summary="Delete an ended job",
+    answers={200: JobOutcome},
+    problems=(Kind.CONFLICT,),
+)
+async def delete_job(incoming: Incoming) -> Reply:
+    """For good. Its id can be used again."""
+    return await _act(incoming, delete_jobs)
+
+
+# --- Many
+
+
+async def _act_on_many(incoming: Incoming, act: Act, wanted: Filter | None) -> Reply:
+    """Act on the jobs that the body names, or on those that match."""
+    client = await incoming.service.client()
+    which = incoming.body
+    if wanted is None:
+        answers, more = await _by_ids(incoming, client, act, which.ids), False
+    else:
+        matching = await find_jobs(
+            client, wanted, most=which.limit, look_most=LOOK_MOST, visible=_visible(incoming)
+        )
+        ids = list(matching.states)[: which.limit]
+        more = matching.more or len(ids) < len(matching.states)
+        answers = await in_batches(act, client, ids)
+    changed = sum(answer.ok for answer in answers)
+    incoming.detail = f"{changed} jobs"
+    results = [JobOutcome(id=answer.id, outcome=answer.outcome) for answer in answers]
+    return Reply(Changed(changed=changed, more=more, results=results))
+
+
+async def _by_ids(
+    incoming: Incoming, client: Client, act: Act, ids: Sequence[str]
+) -> list[JobAnswer]:
+    """A job that the caller may not see is unknown to them."""
+    if incoming.caller.sees_all(incoming.scope):
+        return await in_batches(act, client, ids)
+    found = await client.store.get(ids)
+    seen = [job.id for job in found if job is not None and _visible(incoming)(job)]
+    answers = {answer.id: answer for answer in await in_batches(act, client, seen)}
+    return [answers.get(id) or JobAnswer.unknown(id) for id in ids]
+
+
+def _wanted(which: Which | WhichDead, states: Sequence[State]) -> Filter | None:
+    """The filter that the body has, or None if it has ids; raises if it has both or neither."""
+    chosen = which.filter
+    if (which.ids is None) == (chosen is None):
+        raise BadArguments("which jobs? Give ids, or a filter")
+    if chosen is None:
+        return None
+    query = checked_query(None, chosen.queue, chosen.task, chosen.meta)
+    since = None if chosen.since is None else due_ms(read_time("since", chosen.since))
+    return Filter(
+        states=states, queue=query.queue, task=query.task, meta=query.meta, since_ms=since
+    )
+
+
+def _states(which: Which, allowed: Sequence[State], default: Sequence[State]) -> Sequence[State]:
+    """The states that the filter names; raises if that is too much or can't be."""
+    chosen: JobFilter | None = which.filter
+    if chosen is None:
+        return ()
+    if chosen == JobFilter():
+        raise BadArguments("which jobs? The filter is empty")
+    if chosen.state is not None and chosen.state not in allowed:
+        raise BadArguments(f"state={chosen.state}: must be one of {', '.join(allowed)}")
+    if chosen.state is None and not default:
+        raise BadArguments(f"in which state? One of {', '.join(allowed)}")
+    return default if chosen.state is None else [chosen.state]
+
+
+def _bulk(path: str, summary: str, body: type) -> Callable[[Handler], Handler]:
+    return table.operation(
+        "POST",
+        path,
+        scope=Scope.OPERATE,
+        summary=summary,
+        body=body,
+        body_limit=BATCH_BYTES,
+        answers={200: Changed},
+    )
+
+
+@_bulk("/v1/jobs/cancel", "Cancel many jobs", Which)
+async def cancel_many(incoming: Incoming) -> Reply:
+    """By ids, or by filter: then those that wait or run."""
+    states = _states(incoming.body, UNENDED, UNENDED)
+    return await _act_on_many(incoming, cancel_jobs, _wanted(incoming.body, states))
+
+
+@_bulk("/v1/jobs/rerun", "Run many ended jobs again", Which)
+async def rerun_many(incoming: Incoming) -> Reply:
+    """By ids, or by filter, which must have a state."""
+    states = _states(incoming.body, ENDED, ())
+    return await _act_on_many(incoming, rerun_jobs, _wanted(incoming.body, states))
+
+
+@_bulk("/v1/jobs/delete", "Delete many ended jobs", Which)
+async def delete_many(incoming: Incoming) -> Reply:
+    """By ids, or by filter, which must have a state."""
+    states = _states(incoming.body, ENDED, ())
+    return await _act_on_many(incoming, delete_jobs, _wanted(incoming.body, states))
+
+
+@_bulk("/v1/dead/rerun", "Run dead jobs again", WhichDead)
+async def rerun_many_dead(incoming: Incoming) -> Reply:
+    """By ids, or by filter; an empty one means all. Jobs that are not dead are left alone."""
+    return await _act_on_many(incoming, rerun_dead, _wanted(incoming.body, [State.DEAD]))
+
+
+@_bulk("/v1/dead/delete", "Delete dead jobs", WhichDead)
+async def delete_many_dead(incoming: Incoming) -> Reply:
+    """By ids, or by filter; an empty one means all. Jobs that are not dead are left alone."""
+    return await _act_on_many(incoming, delete_dead, _wanted(incoming.body, [State.DEAD]))

@@ -1,0 +1,70 @@
+"""What every operation works with: the app, its keys, its audit log, and what is hidden."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from tickwheel.app import App
+from tickwheel.client import Client
+from tickwheel.errors import StoreUnavailable
+from tickwheel.http.redaction import Redaction
+from tickwheel.operate.audit import Audit
+from tickwheel.operate.keys import Keys
+from tickwheel.registry import Definition, any_task
+
+
+class Service:
+    """An app, as its HTTP API serves it."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        redact: Sequence[str] = (),
+        takes_any_task: bool = False,
+    ) -> None:
+        """`takes_any_task`: the app stands for a store alone, and jobs may name any task."""
+        self.app = app
+        self.redaction = Redaction(redact)
+        self._takes_any_task = takes_any_task
+        # Ids of jobs that requests with an Idempotency-Key are adding.
+        self.adding: set[str] = set()
+        self._client: Client | None = None
+        self._metrics: Any = None
+
+    async def client(self) -> Client:
+        """The open client of the running event loop."""
+        try:
+            return await self.app.client()
+        except OSError as error:
+            raise StoreUnavailable(str(error)) from error
+
+    async def keys(self) -> Keys:
+        """The API keys that the store keeps."""
+        await self._open()
+        return self._keys
+
+    async def audit(self) -> Audit:
+        """The audit log that the store keeps."""
+        await self._open()
+        return self._audit
+
+    async def _open(self) -> None:
+        client = await self.client()
+        if client is not self._client:
+            self._client, self._keys, self._audit = client, Keys(client), Audit(client)
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """The metrics as text, and its content type. Raises BadConfig without prometheus-client."""
+        if self._metrics is None:
+            # Its library may not be installed.
+            module = importlib.import_module("tickwheel.operate.metrics")
+            self._metrics = module.Metrics(self.app)
+        found: tuple[bytes, str] = await self._metrics.text(accept)
+        return found
+
+    def definition(self, task: str) -> Definition:
+        """The task of this name; raises UnknownTask."""
+        return any_task(task) if self._takes_any_task else self.app.tasks.get(task)

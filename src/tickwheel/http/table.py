@@ -1,0 +1,123 @@
+"""The table of operations: each is declared once, with all that routes, checks and describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tickwheel.arguments import MIB
+from tickwheel.http.access import Caller
+from tickwheel.http.problems import Kind
+from tickwheel.http.service import Service
+from tickwheel.operate.keys import Scope
+
+
+@dataclass(slots=True, kw_only=True)
+class Incoming:
+    """A request that was let in, with its path, query and body checked."""
+
+    service: Service
+    request_id: str
+    caller: Caller
+    scope: Scope
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    idempotency_key: str | None
+    accept: str = ""
+    # For the audit log: what it is about, and a few words.
+    target: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What to answer with."""
+
+    content: Any
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    # Where what was created is, as a path of this API.
+    location: str | None = None
+
+
+Handler = Callable[[Incoming], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation of the API."""
+
+    method: str
+    path: str
+    # What the caller needs; None: nothing, not even a key.
+    scope: Scope | None
+    summary: str
+    description: str
+    handler: Handler
+    # The body and the query parameters, as structs; None: it has none.
+    body: Any = None
+    query: Any = None
+    # The type of the body of each answer, by status.
+    answers: Mapping[int, Any]
+    # Problems of its own.
+    problems: tuple[Kind, ...] = ()
+    # What the body is decoded as, if its parts are checked one by one.
+    decode: Any = None
+    body_limit: int = MIB
+    # The media type of its answers.
+    media: str = "application/json"
+    idempotent: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.handler.__name__
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET"
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in its path."""
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+
+class Table:
+    """Operations, as a decorator for their handlers collects them."""
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._operations)
+
+    def operation(
+        self,
+        method: str,
+        path: str,
+        *,
+        scope: Scope | None,
+        summary: str,
+        answers: Mapping[int, Any],
+        **more: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Declare an operation; the handler's docstring is its description."""
+
+        def declare(handler: Handler) -> Handler:
+            self._operations.append(
+                Operation(
+                    method=method,
+                    path=path,
+                    scope=scope,
+                    summary=summary,
+                    description=" ".join((handler.__doc__ or "").split()),
+                    handler=handler,
+                    answers=answers,
+                    **more,
+                )
+            )
+            return handler
+
+        return declare

@@ -1,0 +1,228 @@
+"""Act on many jobs: find them page by page, cancel, rerun or delete them, and say what that did."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from tickwheel.client import Client
+from tickwheel.job import CancelOutcome, Job, State
+from tickwheel.store import Page, Query
+
+# How many jobs one call to the store finds or changes.
+BATCH = 1000
+# How many jobs a list looks at to find those since a time, for which no store has an index.
+LOOK_MOST = 100_000
+
+
+# --- Which jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which jobs; None matches all."""
+
+    states: Sequence[State] = ()
+    queue: str | None = None
+    task: str | None = None
+    # A name and its value.
+    meta: tuple[str, str] | None = None
+    # Added or ended at this time or later.
+    since_ms: int | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it leaves out anything, apart from states."""
+        return any(each is not None for each in (self.queue, self.task, self.meta, self.since_ms))
+
+    @property
+    def queries(self) -> list[Query]:
+        return [
+            Query(state=state, queue=self.queue, task=self.task, meta=self.meta)
+            for state in self.states or (None,)
+        ]
+
+    def keeps(self, job: Job) -> bool:
+        """What no query can say."""
+        return self.since_ms is None or max(job.created_ms, job.ended_ms or 0) >= self.since_ms
+
+
+def everything(_: Job) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """The jobs that match, by id, with their states; and whether there may be more."""
+
+    states: dict[str, State]
+    more: bool
+
+
+async def find_jobs(
+    client: Client,
+    wanted: Filter,
+    *,
+    most: int,
+    look_most: int | None = None,
+    visible: Callable[[Job], bool] = everything,
+) -> Matching:
+    """The jobs that match now and are `visible`: about `most`, at most a page more. Looks at about
+    `look_most` jobs to find them, or at all."""
+    found: dict[str, State] = {}
+    looked = 0
+    for query in wanted.queries:
+        cursor: str | None = None
+        while True:
+            if len(found) >= most or (look_most is not None and looked >= look_most):
+                return Matching(found, True)
+            page = await client.find(query, cursor=cursor, limit=BATCH)
+            looked += len(page.jobs)
+            # Jobs that changed while we paged may appear twice.
+            found |= {job.id: job.state for job in page.jobs if wanted.keeps(job) and visible(job)}
+            cursor = page.cursor
+            if cursor is None:
+                break
+    return Matching(found, False)
+
+
+async def find_page(
+    client: Client,
+    wanted: Filter,
+    *,
+    cursor: str | None,
+    limit: int,
+    visible: Callable[[Job], bool] = everything,
+) -> Page:
+    """Up to `limit` jobs that match and are `visible`. A store may return short pages: asks until
+    it has no more, or has looked at many."""
+    [query] = wanted.queries
+    jobs: list[Job] = []
+    looked = 0
+    choosy = wanted.since_ms is not None or visible is not everything
+
+    def keep(page: Page) -> list[Job]:
+        return [job for job in page.jobs if wanted.keeps(job) and visible(job)]
+
+    while len(jobs) < limit and looked < LOOK_MOST:
+        left = limit - len(jobs)
+        size = BATCH if choosy else min(left, BATCH)
+        page = await client.find(query, cursor=cursor, limit=size)
+        kept = keep(page)
+        if len(kept) > left:
+            # Read again up to the last one that is wanted: the next page starts after it.
+            size = page.jobs.index(kept[left - 1]) + 1
+            page = await client.find(query, cursor=cursor, limit=size)
+            kept = keep(page)
+        jobs += kept
+        looked += len(page.jobs)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return Page(jobs=jobs, cursor=cursor)
+
+
+# --- What was done to each
+
+
+@dataclass(frozen=True, slots=True)
+class JobAnswer:
+    """The outcome for one job: a stable word for programs, words for people, and whether it is
+    what was wanted."""
+
+    id: str
+    outcome: str
+    words: str
+    ok: bool = True
+
+    @classmethod
+    def unknown(cls, id: str) -> JobAnswer:
+        return cls(id, UNKNOWN, "unknown: no job has this id", ok=False)
+
+
+UNKNOWN = "unknown"
+
+# Does something to jobs by their ids.
+Act = Callable[[Client, Sequence[str]], Awaitable[list[JobAnswer]]]
+
+_CANCELLED = {
+    CancelOutcome.CANCELLED: ("cancelled", "cancelled: it will not run", True),
+    CancelOutcome.REQUESTED: ("requested", "requested: its worker is told to stop it", True),
+    CancelOutcome.TOO_LATE: ("too_late", "too late: it has already ended", False),
+    CancelOutcome.UNKNOWN: (UNKNOWN, "unknown: no job has this id", False),
+}
+
+
+async def in_batches(act: Act, client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+    """Act on all of them, some at a time."""
+    answers: list[JobAnswer] = []
+    for start in range(0, len(ids), BATCH):
+        answers += await act(client, ids[start : start + BATCH])
+    return answers
+
+
+async def cancel_jobs(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+    outcomes = await client.cancel(ids)
+    return [JobAnswer(id, *_CANCELLED[each]) for id, each in zip(ids, outcomes, strict=True)]
+
+
+async def rerun_jobs(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+    """Run ended jobs again now."""
+    return await _ended(client, ids, await client.rerun(ids), "rerun", "rerun: it is due now")
+
+
+async def delete_jobs(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+    """Delete ended jobs permanently."""
+    return await _ended(client, ids, await client.delete(ids), "deleted", "deleted")
+
+
+async def _ended(
+    client: Client, ids: Sequence[str], changed: Sequence[bool], outcome: str, words: str
+) -> list[JobAnswer]:
+    found = await client.store.get(ids)
+    answers = []
+    for id, done, job in zip(ids, changed, found, strict=True):
+        if done:
+            answers.append(JobAnswer(id, outcome, words))
+        elif job is None:
+            answers.append(JobAnswer.unknown(id))
+        else:
+            answers.append(JobAnswer(id, "not_ended", f"not ended: it is {job.state}", ok=False))
+    return answers
+
+
+# --- The same for dead jobs only
+
+
+async def rerun_dead(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+    return await _of_dead(client, ids, client.rerun, "rerun", ": it is due now")
+
+
+async def delete_dead(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+    return await _of_dead(client, ids, client.delete, "deleted", "")
+
+
+async def _of_dead(
+    client: Client,
+    ids: Sequence[str],
+    step: Callable[[Sequence[str]], Awaitable[list[bool]]],
+    outcome: str,
+    meaning: str,
+) -> list[JobAnswer]:
+    # The store accepts any ended job.
+    jobs = await client.store.get(ids)
+    states = [None if job is None else job.state for job in jobs]
+    dead = [id for id, state in zip(ids, states, strict=True) if state is State.DEAD]
+    done = {id for id, did in zip(dead, await step(dead), strict=True) if did}
+    return [
+        JobAnswer(id, outcome, outcome + meaning) if id in done else _not_done(id, state)
+        for id, state in zip(ids, states, strict=True)
+    ]
+
+
+def _not_done(id: str, state: State | None) -> JobAnswer:
+    if state is None:
+        return JobAnswer.unknown(id)
+    if state is State.DEAD:
+        return JobAnswer(id, "changed", "changed in the meantime: it is no longer dead", ok=False)
+    return JobAnswer(id, "not_dead", f"not dead: it is {state}", ok=False)

@@ -1,0 +1,52 @@
+"""How many jobs are in each state, and how late the store is with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tickwheel.client import Client
+from tickwheel.job import State
+from tickwheel.operate.doctor import first_due_ms
+from tickwheel.operate.documents import Time, iso_ms
+from tickwheel.store import Query
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts over all queues; `oldest_due` is when the first waiting job is due, and
+    `oldest_late_ms` how long ago that was."""
+
+    waiting: int
+    running: int
+    done: int
+    dead: int
+    cancelled: int
+    queues: int
+    paused_queues: int
+    workers: int
+    oldest_due: Time | None
+    oldest_late_ms: int
+
+
+async def stats_of(client: Client, sees: Callable[[str], bool]) -> Stats:
+    """The counts of the queues for which `sees` is true."""
+    workers = await client.workers()
+    queues = [queue for queue in await client.queues() if sees(queue.name)]
+    parked = await client.parked() if any(queue.waiting for queue in queues) else []
+    due: list[int] = []
+    for queue in queues:
+        if queue.waiting and not queue.paused:
+            page = await client.find(Query(state=State.WAITING, queue=queue.name), limit=1)
+            jobs = [*page.jobs, *(job for job in parked if job.queue == queue.name)]
+            first_ms = first_due_ms(jobs, workers)
+            due += [] if first_ms is None else [first_ms]
+    oldest_ms = min(due, default=None)
+    return Stats(
+        **{state.value: sum(getattr(queue, state) for queue in queues) for state in State},
+        queues=len(queues),
+        paused_queues=sum(queue.paused for queue in queues),
+        workers=sum(any(map(sees, worker.queues)) for worker in workers),
+        oldest_due=None if oldest_ms is None else iso_ms(oldest_ms),
+        oldest_late_ms=0 if oldest_ms is None else max(client.clock.now_ms() - oldest_ms, 0),
+    )
