@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -16,7 +19,9 @@ import pytest
 import trustme
 from worker_process import SHOP, Command, environment, folder, look, until
 
-from tickwheel.http.server import bind
+from receiver import receiving
+from tickwheel import webhooks
+from tickwheel.http.server import Listening, bind, serving
 
 __all__ = ["folder"]
 
@@ -73,6 +78,16 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert f"can't listen on 127.0.0.1 port {port}" in said
 
 
+async def test_another_port_is_taken_if_that_is_wanted() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        async with serving(_nothing, Listening(port=port, or_any=True)) as url:
+            assert url.startswith("http://127.0.0.1:") and not url.endswith(f":{port}")
+
+
+async def _nothing(scope: object, receive: object, send: object) -> None: ...
+
+
 def test_connections_are_known_to_be_tcp() -> None:
     """Or asyncio would not send small answers at once."""
     with bind("127.0.0.1", 0) as bound, socket.create_connection(bound.getsockname()):
@@ -83,6 +98,7 @@ def test_connections_are_known_to_be_tcp() -> None:
 
 WITHOUT = """
 import sys
+import time
 sys.modules["starlette"] = None
 from importlib.util import find_spec
 import importlib.util
@@ -173,6 +189,40 @@ def test_a_store_alone_with_tls_behind_a_path(tmp_path: Path) -> None:
             assert answer.headers["location"].startswith("/tick/v1/jobs/")
         server.signal(signal.SIGINT)
         assert server.code() == 0
+
+
+@pytest.mark.slow
+@posix
+async def test_a_url_is_called_on_time_without_any_python(tmp_path: Path) -> None:
+    key = webhooks.new_key()
+    async with receiving() as receiver:
+        env = {"TICKWHEEL_CALLBACK_KEYS": key, "TICKWHEEL_CALLBACK_ALLOW": receiver.url}
+        argv = ("serve", "--store", "sqlite:///jobs.db", "--worker", "--port", "0")
+        with Command(tmp_path, *argv, **env) as server:
+            await asyncio.to_thread(until, lambda: "pid " in server.said, "the banner")
+            async with httpx.AsyncClient(base_url=url_in(server.said)) as client:
+                due = time.time() + 1
+                form = {
+                    "url": f"{receiver.url}/paid",
+                    "body": {"order": 42},
+                    "at": datetime.fromtimestamp(due, UTC).isoformat(),
+                    "on_done": f"{receiver.url}/told",
+                }
+                created = await client.post("/v1/jobs", json=form)
+                assert created.status_code == 201, created.text
+                inside = await client.post("/v1/jobs", json={"url": "http://127.0.0.1:1/"})
+                assert inside.status_code == 422
+                [called] = await receiver.until(1, "/paid")
+                assert time.time() >= due
+                assert webhooks.verify(called.body, called.headers, key) == created.json()["id"]
+                assert called.body == b'{"order":42}'
+                [told] = await receiver.until(1, "/told")
+                assert json.loads(told.body)["data"]["id"] == created.json()["id"]
+                metrics = (await client.get("/metrics")).text
+                assert 'tickwheel_jobs_done_total{queue="default",task="http.call"}' in metrics
+            server.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(server.code) == 0
+            assert key not in server.said
 
 
 @pytest.mark.slow

@@ -82,13 +82,13 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 20) -> None:
 class Command:
     """`python -m tickwheel …` in a folder, and what it has said so far."""
 
-    def __init__(self, folder: Path, *argv: str) -> None:
+    def __init__(self, folder: Path, *argv: str, **env: str) -> None:
         self._log = folder / f"log-{time.monotonic_ns()}"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tickwheel", *argv],
                 cwd=folder,
-                env=environment(),
+                env=environment() | env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -82,6 +82,8 @@ def serve(
     listening = Listening(
         host=host,
         port=port,
+        # Whoever restarts it when the code changes wants the usual port, if it is free.
+        or_any=parent is not None,
         root_path=root_path,
         tls_cert=tls_cert,
         tls_key=tls_key,

@@ -36,6 +36,8 @@ class Listening:
 
     host: str = "127.0.0.1"
     port: int = 8484
+    # Take another port if this one is in use.
+    or_any: bool = False
     root_path: str = ""
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -105,7 +107,7 @@ async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
     """Serve for the duration of the block, which gets the URL. Then stop listening, and let the
     requests under way finish."""
     config = _config(app, listening)
-    bound = bind(listening.host, listening.port)
+    bound = _bound(listening)
     try:
         server = _Server(config)
         running = asyncio.create_task(server.serve(sockets=[bound]), name="tickwheel-http")
@@ -126,6 +128,15 @@ async def _started(server: _Server, running: asyncio.Task[None]) -> None:
             await running
             raise BadConfig("the HTTP server did not start; its log says why")
         await asyncio.sleep(0.005)
+
+
+def _bound(listening: Listening) -> socket.socket:
+    try:
+        return bind(listening.host, listening.port)
+    except BadConfig:
+        if not listening.or_any:
+            raise
+        return bind(listening.host, 0)
 
 
 def bind(host: str, port: int) -> socket.socket:
