@@ -1343,7 +1343,7 @@ FAULTS = [
     ),
     Fault(
         "a key is good whatever its secret", "keys", "operate/keys.py",
-        "if stored is None or not hmac.compare_digest(stored.sha256, _hash(secret)):",
+        "if stored is None or not _same(stored.sha256, _hash(secret)):",
         "if stored is None:",
         KEYS,
     ),
@@ -2179,7 +2179,7 @@ FAULTS = [
     ),
     Fault(
         "webhooks: an old request is genuine", "safety", "webhooks.py",
-        "if abs(ahead_s) > within_s:", "if ahead_s > within_s:", "tests/unit/test_webhooks.py",
+        "if not abs(ahead_s) <= within_s:", "if ahead_s > within_s:", "tests/unit/test_webhooks.py",
     ),
     Fault(
         "webhooks: an id may contain a dot", "safety", "webhooks.py",

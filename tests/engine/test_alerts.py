@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from typing import Any
@@ -113,6 +114,27 @@ def test_a_function_that_fails_or_hangs_does_no_harm(caplog: pytest.LogCaptureFi
         virtual(story)
     failures = [each for each in caplog.records if each.message.startswith("on_alert failed")]
     assert len(failures) == 4
+
+
+def test_a_function_that_ignores_its_cancellation_does_not_keep_the_worker() -> None:
+    async def story(world: World) -> None:
+        app, ends = world.app, asyncio.Event()
+        fail = failing(app)
+
+        @app.on_alert
+        async def stubborn(alert: Alert) -> None:
+            while not ends.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await ends.wait()
+
+        async with app:
+            async with app.worker(guarded=False):
+                await until_dead(await fail.enqueue())
+                stopped_ms = world.now_ms
+            assert world.now_ms - stopped_ms < 15_000
+            ends.set()
+
+    virtual(story)
 
 
 def test_a_missed_objective_is_told() -> None:

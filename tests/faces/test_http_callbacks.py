@@ -300,6 +300,17 @@ async def test_an_answer_that_may_change_is_retried(status: int) -> None:
     assert all(webhooks.verify(each.body, each.headers, KEY) for each in receiver.requests)
 
 
+@pytest.mark.parametrize("asked", ["0", "Wed, 18 Nov 2020 06:00:00 GMT"])
+async def test_retry_after_does_not_make_retries_come_sooner(asked: str) -> None:
+    async with (
+        receiving(each_status(503, f"retry-after: {asked}")) as receiver,
+        working(callbacks := callbacks_to(receiver, retries=3)),
+    ):
+        info = await tried(await callbacks.call(receiver.url))
+    wait_s = info.due.timestamp() - info.history[0].ended_ms / 1000
+    assert info.state is State.WAITING and wait_s >= 4
+
+
 async def test_retry_after_is_honoured() -> None:
     async with (
         receiving(each_status(429, "retry-after: 3600")) as receiver,
@@ -448,7 +459,9 @@ async def test_a_name_is_judged_by_each_of_its_addresses_at_each_attempt() -> No
         resolver = Resolver(["127.0.0.1"], ["127.0.0.2"], ["127.0.0.2", "127.0.0.1"])
         url = f"http://rebind.example.com:{receiver.port}"
         callbacks = Callbacks(
-            App("memory://", name="test"), allow=[url, "127.0.0.1"], resolver=resolver
+            App("memory://", name="test"),
+            allow=[url, f"127.0.0.1:{receiver.port}"],
+            resolver=resolver,
         )
         states = []
         for _ in range(3):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.callbacks.answers import (
+    KEPT_BYTES,
     LONGEST_WAIT_MS,
     Answer,
     in_words,
@@ -251,3 +252,17 @@ def test_jitter_only_makes_a_wait_longer() -> None:
     all = Hosts(total=9, per_host=1, break_after=1, break_ms=1_000, rand=lambda: 1.0)
     fail(all, "a", 0)
     assert all.enter("a", 0) == Wait(1_200, broken=True)
+
+
+def test_what_a_server_sends_back_of_a_request_is_hidden_also_at_the_end() -> None:
+    token = "sk_live_0123456789abcdefghij"
+    secrets = secrets_in(
+        {"authorization": f"Bearer {token}"}, "/hook?token=in-the-query&a=1", b'{"card": "4111"}'
+    )
+    assert kept_text(b"Cannot POST /hook?token=in-the-query&a=1", secrets) == (
+        "Cannot POST /hook?***"
+    )
+    assert kept_text(b'bad body: {"card": "4111"}', secrets) == "bad body: ***"
+    long = b"x" * (KEPT_BYTES - len(token) + 1) + token.encode()
+    assert token[:4] not in kept_text(long, secrets)
+    assert len(kept_text(b"y" * 5000, secrets)) == KEPT_BYTES

@@ -268,3 +268,11 @@ def test_a_body_that_is_too_large_or_no_data_is_refused() -> None:
     ]:
         with pytest.raises(BadArguments, match=why):
             kept_body(body, {})
+
+
+def test_a_listed_address_is_reached_by_its_own_scheme_and_port_only() -> None:
+    """Whoever has the DNS of another listed name can point it at that address."""
+    allowed = Allowed(["http://127.0.0.1:8000", "*.example.com"])
+    assert allowed.refusal(parsed_target("http://127.0.0.1:8000/"), "127.0.0.1") is None
+    for url in ("http://x.example.com:8500/", "https://x.example.com:8000/"):
+        assert "loopback" in (allowed.refusal(parsed_target(url), "127.0.0.1") or "")

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 import msgspec
 import pytest
 
-from tickwheel import App, BadConfig, JobFailed, ResultError, Retry, Snooze
+from tickwheel import Alert, App, BadConfig, GiveUp, JobFailed, ResultError, Retry, Snooze
 from tickwheel.config import load
 from tickwheel.envelope import ENCRYPTED, is_sealed
 from tickwheel.job import Job, Settlement, State
@@ -370,3 +370,42 @@ def test_a_sandbox_runs_apps_with_keys() -> None:
         job = tasks["pay"].enqueue_sync(SECRET)
         assert [run.result for run in box.drain()][-1] == SECRET
         assert app.sync.info(job.id).state is State.DONE
+
+
+async def test_a_result_and_an_error_are_encrypted_whatever_they_look_like(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db", encryption_keys=[ENCRYPT])
+    marked = f'{{"tickwheel:sealed":{{}},"card":"{SECRET}"}}'
+
+    @app.task(retries=0)
+    async def echo(value: Any) -> Any:
+        if value is None:
+            raise GiveUp(marked)
+        return value
+
+    async with app, app.worker():
+        for value in (msgspec.json.decode(marked), None):
+            job = await echo.enqueue(value)
+            with pytest.raises((ResultError, JobFailed)):
+                await job.result(timeout=PATIENCE_S)
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
+        assert SECRET not in str(db.execute("select * from job").fetchall())
+
+
+async def test_a_job_that_is_refused_is_counted_and_told(tmp_path: Path) -> None:
+    store, told = MemoryStore(), asyncio.Event()
+    app = App(store, signing_keys=[SIGN])
+    counts = app.enable_metrics()
+
+    @app.on_alert
+    async def tell(alert: Alert) -> None:
+        assert alert.kind == "dead" and "refused" in alert.words
+        told.set()
+
+    @app.task
+    async def t() -> None: ...
+
+    async with app.worker(), asyncio.timeout(PATIENCE_S):
+        await (await t.enqueue()).result()
+        await store.add([Job(id="forged", task="t", payload="{}", due_ms=0, created_ms=0)])
+        await told.wait()
+    assert counts.tasks["t"].queues["default"].dead == 1

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from itertools import takewhile
 from typing import Literal
 
 from tickwheel.masking import MASK, is_secret_name
@@ -19,8 +20,11 @@ LONGEST_WAIT_MS = 86_400_000
 Verdict = Literal["done", "retry", "give up"]
 # The server may answer otherwise if it is asked again; all of 5xx too.
 RETRIED = frozenset({408, 425, 429})
-# A secret that is shorter than this is not searched for: it would be found everywhere.
-_SHORTEST_SECRET = 4
+# A secret that is shorter than this is not searched for: it would be found everywhere. A longer one
+# is found by its start, and hidden as far as it comes.
+_SHORTEST_SECRET, _SECRET_START = 4, 16
+# So much more of an answer is read than kept: a secret at its end is found before it is cut.
+READ_BYTES = KEPT_BYTES + 4 * _SECRET_START
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +64,33 @@ def wait_ms(retry_after: str | None, now_ms: int) -> int | None:
 def kept_text(raw: bytes, secrets: Iterable[str] = ()) -> str:
     """The start of an answer as text that every store keeps, without these secrets: some servers
     send back what they were sent."""
-    text = raw[:KEPT_BYTES].decode(errors="replace")
+    text = raw[:READ_BYTES].decode(errors="replace")
     for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, MASK)
+        text = _without(text, secret)
     return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for c in text[:KEPT_BYTES]
     )
 
 
-def secrets_in(headers: dict[str, str]) -> list[str]:
-    """The values that must not come back in an answer, an error or a log."""
+def _without(text: str, secret: str) -> str:
+    start, at = secret[:_SECRET_START], -1
+    while (at := text.find(start, at + 1)) >= 0:
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(text[at:], secret, strict=False))
+        text = f"{text[:at]}{MASK}{text[at + sum(1 for _ in alike) :]}"
+        at += len(MASK) - 1
+    return text
+
+
+def secrets_in(headers: dict[str, str], path: str = "/", body: bytes = b"") -> list[str]:
+    """What must not come back in an answer, an error or a log: secret headers, the query of the
+    URL, and the body."""
     values = [value for name, value in headers.items() if is_secret_name(name)]
-    # The token of `Bearer …`, too.
+    query = path.partition("?")[2]
+    # The token of `Bearer …`, too, and each value of the query.
     words = {part for value in values for part in (value, *value.split())}
+    words |= {query, *(part.partition("=")[2] for part in query.split("&"))}
+    words.add(body.decode(errors="replace"))
     return [each for each in words if len(each) >= _SHORTEST_SECRET]
 
 

@@ -54,6 +54,8 @@ AFTERWARDS_MS = 10_000
 AGAIN_S = 5
 # After this long, a job whose host is left alone fails like any other, and ends at last.
 PATIENCE_MS = 86_400_000
+# A call that failed counts against its host if it had this long, or the usual time.
+PATIENT_MS = 5_000
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_:-]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -198,7 +200,10 @@ class Callbacks:
         job = context.job
         try:
             request = self._request(url, method, headers, Body(body, body_base64))
-            answer = await self._attempt(job, request, timeout_ms or self._timeout_ms, due_ms)
+            within_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+            if within_ms < 1:
+                raise BadArguments(f"timeout_ms={within_ms}: must be at least 1")
+            answer = await self._attempt(job, request, within_ms, due_ms)
         except Snooze:
             raise
         except Exception as error:
@@ -240,9 +245,10 @@ class Callbacks:
         took_ms = max(now_ms - began_ms, 0)
         if isinstance(received, str):
             raise Retry(reason=f"{place}: {received}, after {took_ms}ms")
-        secrets = answers.secrets_in(request.headers)
+        secrets = answers.secrets_in(request.headers, request.target.path, request.body)
         answer = Answer(received.status, took_ms, answers.kept_text(received.start, secrets))
-        return _judged(place, answer, received.retry_after, clock.now_ms())
+        own_ms = self._policy.delay_ms(job.failures + 1)
+        return _judged(place, answer, received.retry_after, clock.now_ms(), own_ms)
 
     async def _sent(
         self, sender: Sender, request: _Request, headers: dict[str, str], timeout_ms: int
@@ -257,7 +263,8 @@ class Callbacks:
         except AddressRefused as error:
             raise GiveUp(f"{request.target.place} is refused: {error}") from None
         except Failed as error:
-            return str(error), True
+            # A caller that had less patience than others says little about the host.
+            return str(error), timeout_ms >= min(self._timeout_ms, PATIENT_MS) or None
         return received, answers.is_trouble(received.status)
 
     def _headers(self, job: Job, body: bytes, clock: StoreClock, nominal_ms: int) -> dict[str, str]:
@@ -476,7 +483,9 @@ def following_id(id: str, end: str) -> str:
     return following if len(following) <= ID_LIMIT else f"{webhook_id(id)}:{end}"
 
 
-def _judged(place: str, answer: Answer, retry_after: str | None, now_ms: int) -> Answer:
+def _judged(
+    place: str, answer: Answer, retry_after: str | None, now_ms: int, own_ms: int
+) -> Answer:
     """The answer, if the request was accepted. Raises Retry or GiveUp."""
     what = answers.verdict(answer.status)
     if what == "done":
@@ -484,8 +493,9 @@ def _judged(place: str, answer: Answer, retry_after: str | None, now_ms: int) ->
     words = answers.in_words(place, answer)
     if what == "give up":
         raise GiveUp(words)
-    wait_ms = answers.wait_ms(retry_after, now_ms)
-    raise Retry(None if wait_ms is None else timedelta(milliseconds=wait_ms), words)
+    # A server can ask for a longer wait than ours, not for a shorter one: its clock may be wrong.
+    wait_ms = max(answers.wait_ms(retry_after, now_ms) or 0, own_ms)
+    raise Retry(timedelta(milliseconds=wait_ms), words)
 
 
 def _is_last(job: Job, error: BaseException, policy: RetryPolicy) -> bool:

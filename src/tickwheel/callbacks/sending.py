@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from tickwheel.callbacks.answers import KEPT_BYTES
+from tickwheel.callbacks.answers import READ_BYTES as START_BYTES
 from tickwheel.callbacks.hosts import LINGER_MS, Hosts, Wait
 from tickwheel.callbacks.targets import Allowed, Target
 from tickwheel.duration import duration_text
@@ -204,13 +204,13 @@ async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
             while count < READ_BYTES:
                 part = await response.content.read(4096)
                 if not part:
-                    return start[:KEPT_BYTES], True
+                    return start[:START_BYTES], True
                 count += len(part)
-                if len(start) < KEPT_BYTES:
+                if len(start) < START_BYTES:
                     start += part
     except (TimeoutError, aiohttp.ClientError, OSError):
         pass
-    return start[:KEPT_BYTES], False
+    return start[:START_BYTES], False
 
 
 def _in_words(error: BaseException) -> str:

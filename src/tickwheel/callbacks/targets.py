@@ -162,10 +162,19 @@ class _Listed:
     port: int | None
 
     def lists(self, target: Target) -> bool:
+        return self._fits(target) and self._lists_host(target)
+
+    def reaches(self, target: Target, ip: Address) -> bool:
+        """Whether it lists this address, by itself or by its network, for such a target."""
+        if isinstance(self.host, str) or self.host.version != ip.version:
+            return False
+        return ip in self.host and self._fits(target)
+
+    def _fits(self, target: Target) -> bool:
+        """Whether its scheme and port are those of the target."""
         if self.scheme not in (None, target.scheme):
             return False
-        fits = target.port in PORTS if self.port is None else target.port == self.port
-        return fits and self._lists_host(target)
+        return target.port in PORTS if self.port is None else target.port == self.port
 
     def _lists_host(self, target: Target) -> bool:
         if not isinstance(self.host, str):
@@ -189,7 +198,6 @@ class Allowed:
         if isinstance(allow, str) or not (allow is None or isinstance(allow, Sequence)):
             raise BadConfig(f"allow={shown(allow)}: must be a list, as ['api.example.com']")
         self._entries = None if allow is None else [_entry(each) for each in allow]
-        self._networks = [e.host for e in self._entries or () if not isinstance(e.host, str)]
 
     def check(self, target: Target) -> None:
         """Raises BadArguments if callbacks may not go there."""
@@ -216,7 +224,7 @@ class Allowed:
             return None
         if "%" not in str(address) and why != "not an address":
             ip = unwrapped(address)
-            if any(ip.version == each.version and ip in each for each in self._networks):
+            if any(entry.reaches(target, ip) for entry in self._entries or ()):
                 return None
             if self._entries is not None and _is_own(target.host) and allowed_by_name(ip):
                 return None

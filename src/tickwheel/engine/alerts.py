@@ -116,7 +116,10 @@ class Alerts:
             await asyncio.wait([telling], timeout=LAST_S)
         finally:
             self._counts.on_dead.remove(self._died)
-            await cancel_all(looking, telling)
+            for task in (looking, telling):
+                task.cancel()
+            # A function may ignore that.
+            await asyncio.wait([looking, telling], timeout=LAST_S)
 
     # --- Notice
 

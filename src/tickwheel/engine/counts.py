@@ -20,6 +20,7 @@ from tickwheel.job import Job, Outcome, Settlement, State
 from tickwheel.objective import Objective, Tally
 from tickwheel.registry import PoolName
 from tickwheel.store import Store
+from tickwheel.trust.store import SealedStore
 
 # How many tasks, queues, and pairs of the two have counts of their own.
 NAMES = 200
@@ -319,7 +320,14 @@ class Counts:
 
     def counted(self, store: Store) -> Store:
         """The same handle on a store, with its calls counted."""
+        if isinstance(store, SealedStore):
+            store.on_refused = self._refused
         return cast(Store, CountedStore(store, self))
+
+    def _refused(self, settlements: Iterable[Settlement]) -> None:
+        """The store has found jobs that can't be trusted, and settled them as dead."""
+        for each in settlements:
+            self.ended(each, True, None)
 
     def timed(self, name: str, step: Step) -> Step:
         """The same step of a store, counted."""

@@ -166,17 +166,18 @@ class Trust:
         stored = restored(job)
         if self._cipher is None:
             return _replace(settlement, job=stored)
-        result, error, traceback = settlement.result, settlement.error, settlement.traceback
+        error, traceback = settlement.error, settlement.traceback
         if error is job.error:
             error = stored.error
         elif settlement.outcome in _OF_TASKS:
-            error = self._maybe_encrypted(error, "error", job)
+            error = self._anew(error, "error", job)
+        kept = traceback is job.traceback
         return _replace(
             settlement,
             job=stored,
-            result=self._maybe_encrypted(result, "result", job),
+            result=self._anew(settlement.result, "result", job),
             error=error,
-            traceback=self._maybe_encrypted(traceback, "traceback", job),
+            traceback=stored.traceback if kept else self._anew(traceback, "traceback", job),
         )
 
     # --- Schedules
@@ -284,8 +285,16 @@ class Trust:
         """The text, encrypted for this place; as it is without a key, or if it is already."""
         if self._cipher is None or is_sealed(text):
             return text
+        return self._in_cipher(text, what, id, task)
+
+    def _in_cipher(self, text: str, what: str, id: str, task: str) -> str:
+        assert self._cipher is not None
         body = self._cipher.encrypt(text, _place(what, id, task))
         return wrapped(Seal(encrypted=self._cipher.id), f'"{body}"')
+
+    def _anew(self, text: str | None, what: str, job: Job) -> str | None:
+        """What a run has just left, encrypted whatever it looks like."""
+        return None if text is None else self._in_cipher(text, what, job.id, job.task)
 
     def _maybe_encrypted(self, text: str | None, what: str, job: Job) -> str | None:
         return None if text is None else self._encrypted(text, what, job.id, job.task)

@@ -7,7 +7,7 @@ before the claim returns, and the caller never sees it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 from tickwheel.envelope import REFUSED
@@ -44,6 +44,9 @@ def seal_all(store: Store, jobs: Sequence[Job]) -> list[Job]:
 
 class SealedStore:
     """What has to do with jobs or schedules is here; all else is the store's own."""
+
+    # Who is told of jobs that were refused, and are dead.
+    on_refused: Callable[[Sequence[Settlement]], None] | None = None
 
     def __init__(self, inner: Store, trust: Trust) -> None:
         self.inner = inner
@@ -91,6 +94,8 @@ class SealedStore:
             # If that fails, the caller repeats the claim and gets the same jobs again.
             await self.inner.settle(unfit, now_ms=now_ms)
             _tell(unfit)
+            if self.on_refused is not None:
+                self.on_refused([each for each in unfit if each.state.ended])
         return opened
 
     def _sorted_out(self, jobs: Sequence[Job], now_ms: int) -> tuple[list[Job], list[Settlement]]:
