@@ -82,7 +82,9 @@ async def test_a_claim_that_finds_nothing_waits_for_nobody(
         other.close()
 
 
-@pytest.mark.parametrize("statement", [statements._PICK, statements._PICK_PARKED, browse._ANY])
+@pytest.mark.parametrize(
+    "statement", [statements._PICK.jobs, statements._PICK_PARKED.jobs, browse._ANY]
+)
 async def test_a_claim_reads_no_more_than_it_takes(store: SqliteStore, statement: str) -> None:
     assert store._writer is not None
     where = {"queues": "[]", "tasks": "[]", "now": 0, "ahead": 0, "limit": 1, "bytes": 1}
@@ -90,7 +92,9 @@ async def test_a_claim_reads_no_more_than_it_takes(store: SqliteStore, statement
     lines = [str(line) for *_, line in plan]
     assert [line for line in lines if "job_waiting" in line]
     assert [line for line in lines if "job_running" in line]
-    assert bool([line for line in lines if "job_parked" in line]) == (statement != statements._PICK)
+    assert bool([line for line in lines if "job_parked" in line]) == (
+        statement != statements._PICK.jobs
+    )
     # The first parked job is looked up with nothing to search for.
     first = "SCAN job USING COVERING INDEX job_parked"
     assert [line for line in lines if line.startswith("SCAN job") and line != first] == []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tickwheel.job import Job, Priority, Progress, Run, State
 from tickwheel.stores.postgres.pool import Connection
+
+T = TypeVar("T")
 
 encode = msgspec.json.encode
 _histories = msgspec.json.Decoder(tuple[Run, ...])
@@ -41,12 +43,20 @@ def job_of(row: Sequence[Any]) -> Job:
     fields = dict(zip(Job.__struct_fields__, row, strict=True))
     fields["state"] = _states[fields["state"]]
     history = fields["history"]
-    fields["history"] = () if history == "[]" else _histories.decode(history)
+    fields["history"] = () if history == "[]" else _read(_histories, history) or ()
     if fields["meta"] is not None:
-        fields["meta"] = _metas.decode(fields["meta"])
+        fields["meta"] = _read(_metas, fields["meta"])
     if fields["progress"] is not None:
-        fields["progress"] = _progresses.decode(fields["progress"])
+        fields["progress"] = _read(_progresses, fields["progress"])
     return Job(**fields)
+
+
+def _read(decoder: msgspec.json.Decoder[T], text: str) -> T | None:
+    """None for what another program has spoilt: the job itself can still run."""
+    try:
+        return decoder.decode(text)
+    except msgspec.MsgspecError:
+        return None
 
 
 async def jobs_of(db: Connection, schema: str, ids: Sequence[str]) -> list[Job]:

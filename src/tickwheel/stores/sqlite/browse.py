@@ -15,7 +15,15 @@ from tickwheel.job import Job, Priority
 from tickwheel.schedule import Schedule
 from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores.pager import MetaPager, Pager, Table
-from tickwheel.stores.sqlite.rows import JOB, SIZE, STATE, encode, fitting, numbered_jobs, read_jobs
+from tickwheel.stores.sqlite.rows import (
+    SIZE,
+    STATE,
+    Selecting,
+    encode,
+    fitting,
+    read_jobs,
+    select_jobs,
+)
 
 # --- What can be claimed
 
@@ -93,12 +101,15 @@ def ended(db: apsw.Connection, ids: Sequence[str]) -> list[str]:
 def claimed_by(db: apsw.Connection, call: int, worker: str) -> list[Job]:
     """The jobs that the claim with this number took. Reads all running jobs, which is fine because
     it is rare: only after a lost reply."""
-    text = db.execute(
-        f"""select json_group_array(json_array(n, {JOB})) from job
-            where state = 'running' and fence = ? and worker = ?""",
-        (call, worker),
-    ).get
-    return [job for _, job in numbered_jobs.decode(text)]
+    return [job for _, job in select_jobs(db, _BY_CLAIM, (call, worker))]
+
+
+_BY_CLAIM = Selecting.of(
+    lambda job: (
+        f"""select json_group_array(json_array(n, {job})) from job
+                    where state = 'running' and fence = ? and worker = ?"""
+    )
+)
 
 
 def next_claimable_ms(
@@ -181,13 +192,16 @@ def parked(db: apsw.Connection, limit: int) -> list[str]:
     return [id for (id,) in db.execute(_PARKED, (limit,))]
 
 
+_BY_NUMBER = Selecting.of(
+    lambda job: (
+        f"""select json_group_array(json_array(n, {job})) from job
+                    where n in (select value from json_each(?))"""
+    )
+)
+
+
 def _by_n(db: apsw.Connection, ns: Sequence[int]) -> list[Job]:
-    text = db.execute(
-        f"""select json_group_array(json_array(n, {JOB})) from job
-            where n in (select value from json_each(?))""",
-        (encode(ns).decode(),),
-    ).get
-    found = dict(numbered_jobs.decode(text))
+    found = dict(select_jobs(db, _BY_NUMBER, (encode(ns).decode(),)))
     return [found[n] for n in ns if n in found]
 
 
@@ -243,4 +257,12 @@ def queues(db: apsw.Connection) -> list[QueueInfo]:
 
 def workers(db: apsw.Connection, now_ms: int) -> list[WorkerInfo]:
     rows = db.execute("select info from worker where gone_ms > ? order by name", (now_ms,))
-    return [msgspec.json.decode(info, type=WorkerInfo) for (info,) in rows]
+    return [worker for (info,) in rows if (worker := _worker(info)) is not None]
+
+
+def _worker(info: str) -> WorkerInfo | None:
+    """None for what another program wrote there."""
+    try:
+        return msgspec.json.decode(info, type=WorkerInfo)
+    except msgspec.MsgspecError:
+        return None

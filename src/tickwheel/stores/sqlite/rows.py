@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -45,13 +46,67 @@ numbered_jobs = msgspec.json.Decoder(list[tuple[int, Job]], strict=False)
 # --- Reading
 
 
+class Selecting(NamedTuple):
+    """A statement that selects jobs as one JSON text, and the same for only their numbers."""
+
+    jobs: str
+    numbers: str
+
+    @classmethod
+    def of(cls, statement: Callable[[str], str], job: str = JOB) -> Selecting:
+        return cls(statement(job), statement("null"))
+
+
+def select_jobs(db: apsw.Connection, statement: Selecting, values: Any) -> list[tuple[int, Job]]:
+    """Jobs with the numbers of their rows. A row that another program has spoilt hurts no other: it
+    is read as far as it can be."""
+    try:
+        return numbered_jobs.decode(db.execute(statement.jobs, values).get)
+    except (apsw.SQLError, msgspec.MsgspecError, UnicodeDecodeError):
+        text = db.execute(statement.numbers, values).get
+    numbers = msgspec.json.decode(text, type=list[tuple[int, None]])
+    return [(n, _as_far_as_possible(db, n)) for n, _ in numbers]
+
+
+# Text as bytes, because not all of it may be UTF-8.
+_COLUMNS = [name for name in Job.__struct_encode_fields__ if name != "parked"]
+_RAW = f"""select {
+    ", ".join(f"iif(typeof({name}) = 'text', cast({name} as blob), {name})" for name in _COLUMNS)
+} from job where n = ?"""
+
+
+def _as_far_as_possible(db: apsw.Connection, n: int) -> Job:
+    [row] = db.execute(_RAW, (n,)).fetchall()
+    fields = {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value
+        for name, value in zip(_COLUMNS, row, strict=True)
+    }
+    fields["parked"], fields["asked"] = fields["state"] == "parked", bool(fields["asked"])
+    fields["state"] = "waiting" if fields["parked"] else fields["state"]
+    for name in _JSON:
+        text = fields.pop(name)
+        try:
+            read = msgspec.json.decode(str(text or "null"))
+            msgspec.convert({**_ANY_JOB, name: read}, Job)
+        except msgspec.MsgspecError:
+            continue
+        if read is not None:
+            fields[name] = read
+    return msgspec.convert(fields, Job)
+
+
+_ANY_JOB = {"id": "", "task": "", "payload": "", "due_ms": 0, "created_ms": 0}
+_BY_ID = Selecting.of(
+    lambda job: (
+        f"""select json_group_array(json_array(n, {job})) from job
+                    where id in (select value from json_each(?))"""
+    )
+)
+
+
 def read_jobs(db: apsw.Connection, ids: Sequence[str]) -> dict[str, tuple[int, Job]]:
-    text = db.execute(
-        f"""select json_group_array(json_array(n, {JOB})) from job
-            where id in (select value from json_each(?))""",
-        (encode(ids).decode(),),
-    ).get
-    return {job.id: (n, job) for n, job in numbered_jobs.decode(text)}
+    found = select_jobs(db, _BY_ID, (encode(ids).decode(),))
+    return {job.id: (n, job) for n, job in found}
 
 
 def fitting(db: apsw.Connection, ids: Sequence[str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ in one transaction, in the writer's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import apsw
@@ -21,15 +22,15 @@ from tickwheel.store import WorkerInfo
 from tickwheel.stores.sqlite.browse import KNOWN, LEVEL, LOST, MINE, PARKED, WAITING
 from tickwheel.stores.sqlite.rows import (
     FITS,
-    JOB,
     SIZE,
     STATE,
     UNPARKED,
+    Selecting,
     encode,
     finish_jobs,
     fitting,
-    numbered_jobs,
     read_jobs,
+    select_jobs,
     write_jobs,
 )
 
@@ -133,8 +134,10 @@ def _pick(tables: str, found: str, job: str) -> str:
 
 
 # Two statements, so that a claim that finds no parked jobs costs what it would cost without them.
-_PICK = _pick(f"{MINE}, {LEVEL}", _FOUND, UNPARKED)
-_PICK_PARKED = _pick(f"{MINE}, {LEVEL}, {KNOWN}", f"{_FOUND} union all {_FOUND_PARKED}", JOB)
+_PICK = Selecting.of(partial(_pick, f"{MINE}, {LEVEL}", _FOUND), UNPARKED)
+_PICK_PARKED = Selecting.of(
+    partial(_pick, f"{MINE}, {LEVEL}, {KNOWN}", f"{_FOUND} union all {_FOUND_PARKED}")
+)
 
 
 def claim(
@@ -142,7 +145,7 @@ def claim(
 ) -> list[Job]:
     """Claim the best jobs; parked ones only if `parked`."""
     pick = _PICK_PARKED if parked else _PICK
-    found = numbered_jobs.decode(db.execute(pick, where | {"bytes": BATCH_BYTES}).get)
+    found = select_jobs(db, pick, where | {"bytes": BATCH_BYTES})
     now_ms, fence = where["now"], where["call"]
 
     # Almost all were waiting, and one short statement moves those. Lost jobs are written whole.
