@@ -243,6 +243,9 @@ class Callbacks:
                 now_ms = clock.now_ms()
                 sender.leave(place, now_ms, began_ms=began_ms, trouble=trouble)
         took_ms = max(now_ms - began_ms, 0)
+        if self._app.counts is not None:
+            answered = None if isinstance(received, str) else received.status
+            self._app.counts.called(place, answered)
         if isinstance(received, str):
             raise Retry(reason=f"{place}: {received}, after {took_ms}ms")
         secrets = answers.secrets_in(request.headers, request.target.path, request.body)

@@ -153,6 +153,8 @@ class Numbers:
     tasks: Mapping[str, TaskCounts]
     calls: Mapping[str, CallCounts]
     empty_claims: int
+    # HTTP callbacks by host and status, or why there was no answer.
+    callbacks: Mapping[tuple[str, str], int]
     workers: Sequence[WorkerGauges]
 
 
@@ -166,6 +168,7 @@ class Counts:
         self._pairs = 0
         self.calls: dict[str, CallCounts] = {name: CallCounts() for name in STEPS}
         self.empty_claims = 0
+        self.callbacks: dict[tuple[str, str], int] = {}
         # Callers may be on several threads.
         self._lock = threading.Lock()
         # Runs that have started and are not counted yet: at most as many as there are slots, since
@@ -203,6 +206,7 @@ class Counts:
                 tasks={name: each.copy() for name, each in list(self.tasks.items())},
                 calls={name: each.copy() for name, each in self.calls.items()},
                 empty_claims=self.empty_claims,
+                callbacks=dict(self.callbacks),
                 workers=workers,
             )
 
@@ -315,6 +319,13 @@ class Counts:
             self._pairs += 1
             self._queues.add(name)
         return task.queues.setdefault(name, JobCounts())
+
+    def called(self, host: str, status: int | None) -> None:
+        """An HTTP callback was answered, or not."""
+        what = host, str(status or "none")
+        if what not in self.callbacks and len(self.callbacks) >= PAIRS:
+            what = OTHER, what[1]
+        self.callbacks[what] = self.callbacks.get(what, 0) + 1
 
     # --- Store calls
 

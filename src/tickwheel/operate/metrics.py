@@ -86,6 +86,7 @@ def families(
     yield from _of_jobs(numbers)
     yield from _of_objective(objective, numbers)
     yield from _of_calls(numbers)
+    yield _of_callbacks(numbers)
     yield from _of_workers(app, numbers)
     yield _gauge("store_up", "Whether the store answered when it was last asked.", overview.up)
     if overview.up:
@@ -149,6 +150,17 @@ def _of_calls(numbers: Numbers) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "tickwheel_empty_claims", "Claims that found nothing.", numbers.empty_claims
     )
+
+
+def _of_callbacks(numbers: Numbers) -> Metric:
+    family = CounterMetricFamily(
+        "tickwheel_callbacks",
+        "HTTP callbacks that were sent, by the status of their answer; none: there was none.",
+        labels=["host", "status"],
+    )
+    for (host, status), count in numbers.callbacks.items():
+        family.add_metric([host, status], count)
+    return family
 
 
 def _of_workers(app: str, numbers: Numbers) -> Iterator[Metric]:
