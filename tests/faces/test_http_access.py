@@ -10,8 +10,10 @@ import httpx
 import pytest
 from http_server import Shop, problem, served, shop
 
+from tickwheel import App
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.http.access import refuse_open_bind
+from tickwheel.job import Job
 from tickwheel.operate.audit import Audit
 from tickwheel.operate.keys import Scope
 
@@ -209,12 +211,12 @@ async def test_every_write_leaves_one_entry_without_secrets(tmp_path: Path) -> N
         assert [(each["action"], each["target"], each["outcome"]) for each in entries] == [
             ("add_job", "order-1", "ok"),
             ("cancel_job", "order-1", "ok"),
-            ("cancel_job", "", "forbidden"),
+            ("cancel_job", "order-1", "forbidden"),
             ("cancel_job", "order-1", "conflict"),
             ("pause_queue", "mail", "ok"),
         ]
         assert {each["source"] for each in entries} == {"127.0.0.1"}
-        assert all(each["who"].startswith("clerk (") for each in entries)
+        assert all(each["who"].endswith(" (clerk)") for each in entries)
         assert not any(text in str(entries) for text in [*its.texts, "hunter2"])
 
 
@@ -247,6 +249,9 @@ async def test_an_audit_log_that_fails_does_not_fail_the_request(
         ({"Host": "127.0.0.1.evil.example"}, 403),
         ({"Host": "[::1"}, 403),
         ({"Host": ""}, 403),
+        ({"Host": "localhost", "X-Forwarded-For": "203.0.113.9"}, 403),
+        ({"Host": "localhost", "Forwarded": "for=203.0.113.9"}, 403),
+        ({"Host": "shop.internal", "X-Forwarded-For": "203.0.113.9"}, 200),
         ({"Origin": "http://localhost:3000"}, 200),
         ({"Origin": "https://shop.internal"}, 200),
         ({"Origin": "https://evil.example"}, 403),
@@ -264,11 +269,58 @@ async def test_without_keys_only_this_machine_and_listed_hosts_have_access(
         assert (await its.get("/healthz", headers={"Host": "10.0.0.1"})).status_code == 200
 
 
-async def test_without_keys_another_machine_can_not_pretend_to_be_this_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["localhost", "shop.internal"])
+async def test_without_keys_another_machine_can_not_pretend_to_be_this_one(
+    tmp_path: Path, host: str
+) -> None:
     app = shop(tmp_path)
-    transport = httpx.ASGITransport(app.http(), client=("192.0.2.7", 1))
-    async with app, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        problem(await client.get("/v1/jobs"), 403, "host-not-allowed")
+    api = app.http(allow_hosts=["shop.internal"])
+
+    async def unknown(scope: Any, receive: Any, send: Any) -> None:
+        await api({**scope, "client": None}, receive, send)
+
+    for served_api, address in ((api, ("192.0.2.7", 1)), (unknown, ("127.0.0.1", 1))):
+        transport = httpx.ASGITransport(served_api, client=address)
+        async with app, httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+            problem(await client.get("/v1/jobs"), 403, "host-not-allowed")
+
+
+async def test_a_key_for_some_tasks_pauses_no_queue_and_sees_no_other_task(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db", name="shop")
+    async with served(app, keys=True) as its, app.worker(queues=["default"]):
+        key = await its.key("operate", tasks=["mail.*"])
+        problem(await its.post("/v1/queues/default/pause", headers=key), 404, "not-found")
+        store = (await app.client()).store
+        hidden = Job(id="x", task="payroll.pay", payload="{}", due_ms=0, created_ms=0)
+        await store.add([hidden])
+        async with asyncio.timeout(30):
+            while "payroll.pay" not in (await its.get("/v1/queues")).text:
+                await asyncio.sleep(0.05)
+        assert "payroll.pay" not in (await its.get("/v1/queues", headers=key)).text
+
+
+async def test_requests_that_are_not_let_in_are_not_in_the_audit_log(tmp_path: Path) -> None:
+    async with served(shop(tmp_path), keys=True) as its:
+        limited = await its.key("operate", rate="1/h")
+        async with httpx.AsyncClient(base_url=its.url) as stranger:
+            many = {f"x-{n}": "1" for n in range(70)}
+            assert (await stranger.post("/v1/jobs", headers=many)).status_code == 431
+            assert (await stranger.post("/v1/jobs", json={})).status_code == 401
+            for _ in range(3):
+                await stranger.post("/v1/queues/mail/pause", headers=limited)
+        assert [each.outcome for each in await its.entries()] == ["ok"]
+
+
+async def test_an_answer_that_leaves_the_body_unread_closes_the_connection(tmp_path: Path) -> None:
+    async with served(shop(tmp_path), keys=True) as its:
+        host, port = its.url.removeprefix("http://").split(":")
+        for path in ("/v1/jobs", "/nowhere"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{"
+            writer.write(head.encode())
+            async with asyncio.timeout(30):
+                assert b"connection: close" in (await reader.read()).lower()
+            writer.close()
 
 
 def test_a_bind_beyond_this_machine_needs_keys() -> None:

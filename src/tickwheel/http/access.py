@@ -18,6 +18,8 @@ ANY_NAME = "~"
 # For how many keys the time of the next request is remembered.
 KEYS_REMEMBERED = 10_000
 KEY_LENGTH_MAX = 512
+# What proxies add to requests that they pass on.
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 
 # --- What a caller may do
@@ -31,7 +33,7 @@ class Caller:
 
     @property
     def who(self) -> str:
-        return "anonymous" if self.key is None else f"{self.key.name} ({self.key.id})"
+        return "anonymous" if self.key is None else f"{self.key.id} ({self.key.name})"
 
     @property
     def id(self) -> str:
@@ -94,11 +96,14 @@ def check_local(
     made a browser send.
 
     A site can make its own name lead to this machine (DNS rebinding), so the Host must be this
-    machine's, or one of those `allowed`.
+    machine's, or one of those `allowed`. A proxy on this machine passes on requests of others, so
+    what it has forwarded must be for one of those. The client's address can't be chosen by the
+    client; if it is unknown, it is not this machine.
     """
     host = _host(f"//{headers.get('host', '')}")
-    here = is_loopback(host) and (client is None or is_loopback(client))
-    if not here and host not in allowed:
+    forwarded = any(name in headers for name in FORWARDED)
+    named = host in allowed or (is_loopback(host) and not forwarded)
+    if not named or client is None or not is_loopback(client):
         raise Problem(
             Kind.HOST_NOT_ALLOWED,
             f"there are no API keys, so only this machine has access, and {host[:200]!r} is not a "

@@ -36,8 +36,8 @@ REQUEST_S = 10.0
 # How many requests may be under way, and how many bytes of their bodies are in memory.
 REQUESTS_MOST = 1000
 BODIES_MOST = 256 * 1024 * 1024
-# How long an entry of the audit log may take to be written.
-AUDIT_S = 5.0
+# How long an entry of the audit log may take to be written, if the request has used up its time.
+AUDIT_S = 1.0
 
 
 class Api:
@@ -78,9 +78,13 @@ class Api:
         except Exception:
             log.exception("request %s failed: %s", request_id, operation.id)
             response, outcome = _problem(Problem(Kind.INTERNAL), request_id), Kind.INTERNAL.code
+        if _has_body(request) and not incoming.consumed:
+            # What is left of it would keep the connection.
+            response.headers["Connection"] = "close"
         source = request.client.host if request.client else ""
-        if operation.writes and outcome != Kind.UNAUTHORIZED.code:
-            await self._record(operation, incoming, source, outcome)
+        if operation.writes and incoming.admitted:
+            left_s = arrived + REQUEST_S - asyncio.get_running_loop().time()
+            await self._record(operation, incoming, source, outcome, max(left_s, AUDIT_S))
         _log_access(operation, incoming.caller, source, response.status_code, arrived)
         return response
 
@@ -103,12 +107,15 @@ class Api:
         """Check who it is and what they may do: the one place for every operation."""
         if operation.scope is None:
             return
+        incoming.path = read_path(request)
+        incoming.target = next(iter(incoming.path.values()), "")
         keys = await self._service.keys()
         incoming.caller = await identified(keys, request.headers.get("authorization"))
         if incoming.caller.key is None:
             client = request.client.host if request.client else None
             check_local(request.headers, client, self._allow_hosts, writes=operation.writes)
         self._rates.check(incoming.caller, self._now_ms())
+        incoming.admitted = True
         if not incoming.caller.may(operation.scope):
             raise Problem(Kind.FORBIDDEN, f"the key lacks the scope {operation.scope}")
 
@@ -120,8 +127,6 @@ class Api:
         room: Callable[[int], None],
         until: float,
     ) -> None:
-        incoming.path = read_path(request)
-        incoming.target = next(iter(incoming.path.values()), "")
         incoming.query = read_query(request, operation.query)
         incoming.accept = request.headers.get("accept", "")
         if operation.idempotent:
@@ -132,6 +137,7 @@ class Api:
                     body = await read_body(request, operation.body_limit, room)
             except TimeoutError:
                 raise Problem(Kind.REQUEST_TIMEOUT) from None
+            incoming.consumed = True
             incoming.body = decode(body, operation.decode or operation.body)
 
     @contextmanager
@@ -158,7 +164,7 @@ class Api:
     # --- The audit log
 
     async def _record(
-        self, operation: Operation, incoming: Incoming, source: str, outcome: str
+        self, operation: Operation, incoming: Incoming, source: str, outcome: str, within_s: float
     ) -> None:
         entry = Entry(
             at_ms=self._now_ms(),
@@ -170,10 +176,11 @@ class Api:
             detail=incoming.detail[:256],
         )
         try:
-            async with asyncio.timeout(AUDIT_S):
+            async with asyncio.timeout(within_s):
                 await self._auditing.send(entry)
         except (TickwheelError, TimeoutError) as error:
-            log.error("an entry of the audit log could not be written (%s): %s", error, entry)
+            why = str(error) or "the store does not answer"
+            log.error("an entry of the audit log could not be written (%s): %s", why, entry)
 
     async def _write(self, entries: Sequence[Entry]) -> list[None]:
         await (await self._service.audit()).write(entries)
@@ -181,6 +188,12 @@ class Api:
 
     def _now_ms(self) -> int:
         return self._clock.now_ns() // MS_NS
+
+
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or (
+        "transfer-encoding" in request.headers
+    )
 
 
 # --- Answers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,7 +37,12 @@ _description = Table()
 )
 async def get_openapi(incoming: Incoming) -> Reply:
     """This document: OpenAPI 3.1."""
-    return Reply(document(OPERATIONS))
+    return Reply(_document())
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return document(OPERATIONS)
 
 
 OPERATIONS: Sequence[Operation] = tuple(
@@ -105,7 +111,8 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     kind = Kind.METHOD_NOT_ALLOWED if error.status_code == 405 else Kind.NOT_FOUND
     detail = f"{request.method} {request.url.path[:200]}"
     words = f"no operation is {detail}; {OPENAPI} lists all"
-    return problem_response(kind, words, dict(error.headers or {}))
+    # Nobody reads its body, if it has one.
+    return problem_response(kind, words, {**(error.headers or {}), "Connection": "close"})
 
 
 def _with_quoted_path(inner: ASGIApp) -> ASGIApp:

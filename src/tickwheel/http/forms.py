@@ -11,6 +11,7 @@ from tickwheel.checks import ID_LIMIT, NAME_LIMIT, PriorityName
 from tickwheel.job import State
 from tickwheel.jobs import PAGE_MOST
 from tickwheel.operate.keys import Scope
+from tickwheel.store import RECORDS_LIMIT
 
 # How many jobs one request adds or names.
 JOBS_MOST = 1000
@@ -202,4 +203,4 @@ class FindEntries(_Form):
     """Which page of the audit log."""
 
     cursor: Annotated[str, Meta(max_length=4096)] | None = None
-    limit: Limit = 100
+    limit: Annotated[int, Meta(ge=1, le=RECORDS_LIMIT)] = 100

@@ -9,6 +9,7 @@ import msgspec
 from tickwheel.checks import checked_name
 from tickwheel.config import unknown_variables
 from tickwheel.errors import BadConfig, TickwheelError
+from tickwheel.http.access import ANY_NAME
 from tickwheel.http.problems import Kind, Problem, problem_of, store_away
 from tickwheel.http.table import Incoming, Reply, Table
 from tickwheel.operate.doctor import examine, of_variables, of_versions
@@ -80,7 +81,11 @@ async def list_queues(incoming: Incoming) -> Reply:
     """How many jobs each has in each state, whether it is paused, and tasks that no running worker
     knows."""
     client = await incoming.service.client()
-    unknown = unserved_tasks(await client.parked(), await client.workers())
+    unknown = [
+        each
+        for each in unserved_tasks(await client.parked(), await client.workers())
+        if incoming.caller.may(Scope.READ, task=each.task)
+    ]
     found = [
         queue_document(queue, unknown)
         for queue in await client.queues()
@@ -95,8 +100,9 @@ async def _set(incoming: Incoming, paused: bool) -> Reply:
         checked_name("queue", name)
     except BadConfig as error:
         raise Problem(Kind.NOT_FOUND, str(error)) from None
-    if not incoming.caller.may(incoming.scope, queue=name):
-        raise Problem(Kind.NOT_FOUND, f"there is no queue {name!r}")
+    # It stops the jobs of all tasks.
+    if not incoming.caller.may(incoming.scope, queue=name, task=ANY_NAME):
+        raise Problem(Kind.NOT_FOUND, f"there is no queue {name!r} that the key may pause")
     await (await incoming.service.client()).pause(name, paused)
     return Reply(QueueState(name=name, paused=paused))
 

@@ -57,6 +57,8 @@ class _Protocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+    # Whether a request began in what has just arrived.
+    _begun = False
     _giving_up: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -69,7 +71,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._begun, self._head_bytes = True, True, 0
         if self._giving_up is None:
             self._wait_for_head()
 
@@ -79,14 +81,23 @@ class _Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
+        self._begun = False
         super().data_received(data)
-        if self._in_head:
+        if self._in_head and not self._begun:
+            # What came together with the end of the request before counts as none.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self.transport.close()
 
     def _wait_for_head(self) -> None:
-        self._giving_up = self.loop.call_later(HEAD_S, self.transport.close)
+        self._giving_up = self.loop.call_later(HEAD_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The answer to the request before comes first.
+            self._wait_for_head()
+        else:
+            self.transport.close()
 
     def _stop_waiting(self) -> None:
         if self._giving_up is not None:

@@ -26,6 +26,9 @@ class Incoming:
     body: Any
     idempotency_key: str | None
     accept: str = ""
+    # Whether its caller is known and may be here at all, and whether its body was read.
+    admitted: bool = False
+    consumed: bool = False
     # For the audit log: what it is about, and a few words.
     target: str = ""
     detail: str = ""
