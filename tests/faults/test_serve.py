@@ -214,6 +214,10 @@ async def test_a_store_that_is_killed_is_away_and_then_back(tmp_path: Path) -> N
             assert refused.status_code == 503
             assert refused.json()["type"] == "urn:tickwheel:problem:store-unavailable"
             assert (await client.get("/healthz")).status_code == 200
+            # Whoever is on call should see it, although it says who may.
+            async with asyncio.timeout(PATIENCE_S):
+                while "tickwheel_store_up 0.0" not in (await client.get("/metrics")).text:
+                    await asyncio.sleep(0.2)
             redis.start()
             async with asyncio.timeout(PATIENCE_S):
                 while (await client.get("/readyz")).status_code != 200:

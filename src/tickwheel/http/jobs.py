@@ -230,6 +230,12 @@ async def _act_on_many(incoming: Incoming, act: Act, wanted: Filter | None) -> R
         matching = await find_jobs(
             client, wanted, most=which.limit, look_most=LOOK_MOST, visible=_visible(incoming)
         )
+        if matching.more and not matching.states:
+            raise Problem(
+                Kind.INVALID,
+                f"none of the first {LOOK_MOST:,} jobs match; narrow the filter "
+                "by state, queue or meta, for which there is an index",
+            )
         ids = list(matching.states)[: which.limit]
         more = matching.more or len(ids) < len(matching.states)
         answers = await in_batches(act, client, ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import fnmatch
 import hashlib
@@ -19,7 +20,7 @@ from tickwheel.checks import LATEST_MS
 from tickwheel.client import Client
 from tickwheel.clock import S_NS
 from tickwheel.duration import Duration, due_ms, duration_ms, moment_text
-from tickwheel.errors import BadArguments, BadConfig, UsageError, shown
+from tickwheel.errors import BadArguments, BadConfig, StoreUnavailable, UsageError, shown
 from tickwheel.limit import parse_rate
 from tickwheel.store import RECORDS_LIMIT
 
@@ -27,6 +28,10 @@ KIND = "key"
 # How long a key that was read may be used without another look, and how many are remembered. A
 # revoked key stops within two seconds.
 CACHE_S, CACHED = 1.5, 1000
+# While the store is away, what was read counts for longer: metrics should say that it is away. So
+# long may it take to answer.
+STALE_S, READ_S = 600.0, 2.0
+NO_ANSWER = "the store does not answer"
 # How many keys a store has at most, and how many patterns of queues or tasks a key.
 KEYS_LIMIT, PATTERNS_LIMIT = 1000, 100
 NAME_LIMIT = 128
@@ -205,7 +210,12 @@ class Keys:
         """Whether there are keys; what was read a moment ago counts, as for `check`."""
         now_ns = self._client.clock.monotonic_ns()
         if self._any is None or now_ns - self._any[0] >= CACHE_S * S_NS:
-            self._any = now_ns, bool(await self._client.records(KIND, limit=1))
+            try:
+                async with asyncio.timeout(READ_S):
+                    self._any = now_ns, bool(await self._client.records(KIND, limit=1))
+            except (StoreUnavailable, TimeoutError) as error:
+                if self._any is None or now_ns - self._any[0] >= STALE_S * S_NS:
+                    raise StoreUnavailable(str(error) or NO_ANSWER) from error
         return self._any[1]
 
     # --- Reading, rarely
@@ -215,7 +225,13 @@ class Keys:
         seen = self._seen.get(id)
         if seen is not None and now_ns - seen[0] < CACHE_S * S_NS:
             return seen[1]
-        stored = _as_stored(await self._reading.send(id))
+        try:
+            async with asyncio.timeout(READ_S):
+                stored = _as_stored(await self._reading.send(id))
+        except (StoreUnavailable, TimeoutError) as error:
+            if seen is None or now_ns - seen[0] >= STALE_S * S_NS:
+                raise StoreUnavailable(str(error) or NO_ANSWER) from error
+            return seen[1]
         self._remember(id, now_ns, stored)
         return stored
 
