@@ -24,7 +24,7 @@ from tickwheel.errors import (
     TickwheelError,
     UnknownTask,
 )
-from tickwheel.http_client.requests import HttpJob, Request
+from tickwheel.http_client.requests import ApiRequest, HttpJob
 from tickwheel.job import EXPIRED, CancelOutcome, Priority, Progress, Run, State
 from tickwheel.operate.documents import JobDocument, RunDocument, TaskDocument
 from tickwheel.store import Finding, QueueInfo
@@ -37,7 +37,7 @@ SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class ApiAnswer:
     """An answer as it came."""
 
     status: int
@@ -76,7 +76,7 @@ def read(body: bytes, kind: type[T]) -> T:
 # --- Errors
 
 
-def problem_in(received: Received) -> ProblemReceived | None:
+def problem_in(received: ApiAnswer) -> ProblemReceived | None:
     """None if it isn't an answer of the API: a proxy's, or of another server."""
     try:
         found = msgspec.json.decode(received.body, type=ProblemReceived)
@@ -85,13 +85,13 @@ def problem_in(received: Received) -> ProblemReceived | None:
     return found if found.type.startswith(PROBLEM) else None
 
 
-def nothing_was_done(received: Received) -> bool:
+def nothing_was_done(received: ApiAnswer) -> bool:
     """Whether the server refused it before it did anything, for lack of room or time."""
     problem = problem_in(received)
     return received.status == 429 or (problem is not None and problem.code == "overloaded")
 
 
-def error_of(request: Request, received: Received) -> TickwheelError:
+def error_of(request: ApiRequest, received: ApiAnswer) -> TickwheelError:
     """The error that an answer without success means."""
     problem = problem_in(received)
     if problem is None:
@@ -99,7 +99,7 @@ def error_of(request: Request, received: Received) -> TickwheelError:
     return error_of_problem(problem, request)
 
 
-def error_of_problem(problem: ProblemReceived, request: Request) -> TickwheelError:
+def error_of_problem(problem: ProblemReceived, request: ApiRequest) -> TickwheelError:
     words = problem.detail or problem.code
     kinds: dict[str, type[TickwheelError]] = {
         "unauthorized": AccessDenied,
@@ -123,7 +123,7 @@ def error_of_problem(problem: ProblemReceived, request: Request) -> TickwheelErr
     return kind(words)
 
 
-def _foreign(request: Request, received: Received) -> TickwheelError:
+def _foreign(request: ApiRequest, received: ApiAnswer) -> TickwheelError:
     status, said = received.status, received.body[:SHOWN].decode(errors="replace").strip()
     if 300 <= status < 400:
         return BadConfig(f"the server redirects to {received.location!r}: use that URL")
@@ -157,7 +157,7 @@ def added_one(body: bytes, job: HttpJob) -> bool:
 
 
 def added_many(
-    body: bytes, jobs: Sequence[HttpJob], request: Request
+    body: bytes, jobs: Sequence[HttpJob], request: ApiRequest
 ) -> list[bool | TickwheelError]:
     """For each job, whether it is new, or why it was refused."""
     results = read(body, _AddedMany).results
@@ -262,15 +262,15 @@ def result_of(info: JobInfo) -> Any:
 # --- Changes of many
 
 
-class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class _OutcomeReceived(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     outcome: str
 
 
-class _Changed(msgspec.Struct, frozen=True, kw_only=True):
+class _ChangedReceived(msgspec.Struct, frozen=True, kw_only=True):
     changed: int
     more: bool
-    results: list[_Outcome]
+    results: list[_OutcomeReceived]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ class BulkOutcome:
 
 
 def bulk_outcome(body: bytes) -> BulkOutcome:
-    found = read(body, _Changed)
+    found = read(body, _ChangedReceived)
     outcomes = {each.id: each.outcome for each in found.results}
     return BulkOutcome(changed=found.changed, more=found.more, outcomes=outcomes)
 
@@ -338,7 +338,7 @@ class RemoteWorker(msgspec.Struct, frozen=True, kw_only=True):
     seen: datetime
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """What the API lists, under the name that it has there."""
 
     schedules: list[RemoteSchedule] = []

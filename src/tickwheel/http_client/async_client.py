@@ -16,7 +16,7 @@ from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import BadArguments, BadConfig, JobsRefused, TickwheelError, shown
 from tickwheel.http_client import answers, requests
-from tickwheel.http_client.answers import BulkOutcome, Listed, RemoteWorker
+from tickwheel.http_client.answers import BulkOutcome, Listing, RemoteWorker
 from tickwheel.http_client.calls import HttpCall, HttpCallback
 from tickwheel.http_client.exchange import Exchange, Link
 from tickwheel.http_client.handles import (
@@ -28,9 +28,9 @@ from tickwheel.http_client.handles import (
     ids_of,
 )
 from tickwheel.http_client.links import ThreadLink
-from tickwheel.http_client.requests import HttpJob, Matching, Request
+from tickwheel.http_client.requests import ApiRequest, HttpJob, WhichMatch
 from tickwheel.http_client.schedules import AsyncHttpSchedules
-from tickwheel.http_client.wire import Connections, base_of, headers_of, tls_context
+from tickwheel.http_client.wire import KeptConnections, base_of, headers_of, tls_context
 from tickwheel.ids import new_id
 from tickwheel.job import CancelOutcome, State
 from tickwheel.jobs import StateName
@@ -61,7 +61,7 @@ class AsyncHttpClient:
         retry_for: Duration = "30s",
         ca_file: str | os.PathLike[str] | None = None,
         connections: int = 10,
-        link: Callable[[Connections, int], Link] = ThreadLink,
+        link: Callable[[KeptConnections, int], Link] = ThreadLink,
         clock: Clock | None = None,
     ) -> None:
         if not isinstance(connections, int) or not 1 <= connections <= 1000:
@@ -71,7 +71,7 @@ class AsyncHttpClient:
             raise BadConfig("timeout=0 leaves no time for an answer")
         base = base_of(url)
         clock = clock or SystemClock()
-        pool = Connections(
+        pool = KeptConnections(
             base,
             headers_of(key),
             tls_context(ca_file) if base.tls else None,
@@ -92,7 +92,7 @@ class AsyncHttpClient:
     def __repr__(self) -> str:
         return f"<client of {self.url}>"
 
-    async def _ask(self, request: Request) -> bytes:
+    async def _ask(self, request: ApiRequest) -> bytes:
         return await self._exchange.ask(request)
 
     def _new_id(self) -> str:
@@ -225,23 +225,23 @@ class AsyncHttpClient:
         found = [outcomes.get(id) == "deleted" for id in ids]
         return found[0] if isinstance(jobs, HttpJobRef) else found
 
-    async def cancel_matching(self, /, **which: Unpack[Matching]) -> BulkOutcome:
+    async def cancel_matching(self, /, **which: Unpack[WhichMatch]) -> BulkOutcome:
         """Cancel waiting and running jobs that match `state`, `queue`, `task`, `meta` and `since`,
         at most `limit` (1,000). Repeat it while there are `more`."""
         return await change_matching(self._exchange, "/v1/jobs/cancel", which)
 
-    async def rerun_matching(self, /, **which: Unpack[Matching]) -> BulkOutcome:
+    async def rerun_matching(self, /, **which: Unpack[WhichMatch]) -> BulkOutcome:
         """Run ended jobs again that match, as for `cancel_matching`; `state` must be given."""
         return await change_matching(self._exchange, "/v1/jobs/rerun", which)
 
-    async def delete_matching(self, /, **which: Unpack[Matching]) -> BulkOutcome:
+    async def delete_matching(self, /, **which: Unpack[WhichMatch]) -> BulkOutcome:
         """Delete ended jobs that match, as for `cancel_matching`; `state` must be given."""
         return await change_matching(self._exchange, "/v1/jobs/delete", which)
 
     # --- Queues, workers, tasks
 
-    async def _list(self, what: str) -> Listed:
-        return answers.read(await self._ask(requests.get(f"/v1/{what}")), Listed)
+    async def _list(self, what: str) -> Listing:
+        return answers.read(await self._ask(requests.get(f"/v1/{what}")), Listing)
 
     async def queues(self) -> list[QueueInfo]:
         """All queues with their counts."""

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tickwheel.clock import S_NS, Clock
 from tickwheel.errors import StoreUnavailable, TickwheelError
-from tickwheel.http_client.answers import Received, error_of, nothing_was_done
-from tickwheel.http_client.requests import Request
+from tickwheel.http_client.answers import ApiAnswer, error_of, nothing_was_done
+from tickwheel.http_client.requests import ApiRequest
 from tickwheel.http_client.wire import NoAnswer, NotSent
 from tickwheel.masking import MASK
 
@@ -22,7 +22,7 @@ PAUSE_FIRST_S, PAUSE_LONGEST_S = 0.1, 5.0
 class Link(Protocol):
     """How requests reach the server, and how to wait: with an event loop, or without."""
 
-    async def send(self, request: Request, until_ns: int) -> Received: ...
+    async def send(self, request: ApiRequest, until_ns: int) -> ApiAnswer: ...
     async def sleep(self, seconds: float) -> None: ...
     async def close(self) -> None: ...
 
@@ -36,24 +36,24 @@ class Exchange:
         self.link = link
         self.clock = clock
         self._timeout_s = timeout_s
-        self._total_s = max(timeout_s, retry_s)
-        self._repeats = retry_s > 0
+        self._retry_s = retry_s
         self._key = key
 
     def now_s(self) -> float:
         return self.clock.monotonic_ns() / S_NS
 
-    async def ask(self, request: Request, within_s: float | None = None) -> bytes:
+    async def ask(self, request: ApiRequest, within_s: float | None = None) -> bytes:
         """The body of the answer. Raises what a refusal means, or StoreUnavailable if there is no
-        answer in time: at most `within_s`, and the client's own limits."""
-        total_s = self._total_s if within_s is None else min(self._total_s, within_s)
-        until_s, tries = self.now_s() + total_s, 0
+        answer in time: no repeat starts later than the client allows, and nothing takes longer than
+        `within_s`."""
+        started_s, tries = self.now_s(), 0
+        until_s = float("inf") if within_s is None else started_s + within_s
+        last_s = min(until_s, started_s + self._retry_s)
         while True:
-            received, error, again = await self._try(request, until_s)
+            received, error, asked_s = await self._try(request, until_s)
             if received is not None:
                 return received.body
-            asked_s = again if self._repeats else None
-            pause_s = pause_before(tries, asked_s, until_s - self.now_s(), random.random())
+            pause_s = pause_before(tries, asked_s, last_s - self.now_s(), random.random())
             if pause_s is None:
                 raise error
             log.info("repeating a request in %.1f s: %s", pause_s, error)
@@ -61,8 +61,8 @@ class Exchange:
             tries += 1
 
     async def _try(
-        self, request: Request, until_s: float
-    ) -> tuple[Received | None, TickwheelError, float | None]:
+        self, request: ApiRequest, until_s: float
+    ) -> tuple[ApiAnswer | None, TickwheelError, float | None]:
         """The answer; or the error, and how long the server wants to be left alone, None if it must
         not be asked again."""
         try:
@@ -84,7 +84,7 @@ class Exchange:
         return error
 
 
-def may_repeat(request: Request, received: Received) -> float | None:
+def may_repeat(request: ApiRequest, received: ApiAnswer) -> float | None:
     """How long to wait before the request is repeated, at least; None if it must not be."""
     if nothing_was_done(received) or (received.status == 503 and request.repeatable):
         return received.retry_after_s or 0.0

@@ -13,7 +13,7 @@ from tickwheel.errors import BadArguments, JobUnknown, ResultTimeout, StoreUnava
 from tickwheel.http_client import answers, requests
 from tickwheel.http_client.answers import BulkOutcome
 from tickwheel.http_client.exchange import Exchange
-from tickwheel.http_client.requests import Matching
+from tickwheel.http_client.requests import WhichMatch
 from tickwheel.job import CancelOutcome
 from tickwheel.operate.documents import ExplanationDocument, JobDocument
 
@@ -128,7 +128,7 @@ async def change(exchange: Exchange, path: str, ids: Sequence[str]) -> dict[str,
     return outcomes
 
 
-async def change_matching(exchange: Exchange, path: str, which: Matching) -> BulkOutcome:
+async def change_matching(exchange: Exchange, path: str, which: WhichMatch) -> BulkOutcome:
     return answers.bulk_outcome(await exchange.ask(requests.change_matching(path, **which)))
 
 
@@ -153,20 +153,20 @@ class AsyncHttpDead:
         return answers.job_page(await self._exchange.ask(request))
 
     async def rerun(
-        self, /, jobs: Iterable[HttpJobRef] | None = None, **which: Unpack[Matching]
+        self, /, jobs: Iterable[HttpJobRef] | None = None, **which: Unpack[WhichMatch]
     ) -> BulkOutcome:
         """Run them again now: these jobs, or those that match `queue`, `task`, `meta` and `since`,
         at most `limit`; without any of these, all."""
         return await self._change("/v1/dead/rerun", jobs, which)
 
     async def delete(
-        self, /, jobs: Iterable[HttpJobRef] | None = None, **which: Unpack[Matching]
+        self, /, jobs: Iterable[HttpJobRef] | None = None, **which: Unpack[WhichMatch]
     ) -> BulkOutcome:
         """Delete them: these jobs, or those that match, as for `rerun`."""
         return await self._change("/v1/dead/delete", jobs, which)
 
     async def _change(
-        self, path: str, jobs: Iterable[HttpJobRef] | None, which: Matching
+        self, path: str, jobs: Iterable[HttpJobRef] | None, which: WhichMatch
     ) -> BulkOutcome:
         if jobs is None:
             return await change_matching(self._exchange, path, which)

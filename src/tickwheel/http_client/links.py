@@ -7,19 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tickwheel.clock import sleep_blocking
 from tickwheel.errors import BadConfig
-from tickwheel.http_client.answers import Received
-from tickwheel.http_client.requests import Request
-from tickwheel.http_client.wire import Connections
+from tickwheel.http_client.answers import ApiAnswer
+from tickwheel.http_client.requests import ApiRequest
+from tickwheel.http_client.wire import KeptConnections
 
 
 class ThreadLink:
     """For an event loop: requests are sent in threads, one for each connection."""
 
-    def __init__(self, connections: Connections, most: int) -> None:
+    def __init__(self, connections: KeptConnections, most: int) -> None:
         self._connections = connections
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="tickwheel-http-client")
 
-    async def send(self, request: Request, until_ns: int) -> Received:
+    async def send(self, request: ApiRequest, until_ns: int) -> ApiAnswer:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(
@@ -39,10 +39,10 @@ class ThreadLink:
 class BlockingLink:
     """For callers without an event loop: whatever waits, blocks. So no coroutine is suspended."""
 
-    def __init__(self, connections: Connections, most: int) -> None:
+    def __init__(self, connections: KeptConnections, most: int) -> None:
         self._connections = connections
 
-    async def send(self, request: Request, until_ns: int) -> Received:
+    async def send(self, request: ApiRequest, until_ns: int) -> ApiAnswer:
         return self._connections.send(request, until_ns)
 
     async def sleep(self, seconds: float) -> None:

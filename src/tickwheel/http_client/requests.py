@@ -38,7 +38,7 @@ JOBS_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ApiRequest:
     """A request, below the client's URL."""
 
     method: str
@@ -52,15 +52,15 @@ class Request:
     invalid: type[UsageError] = BadArguments
 
 
-def get(path: str, query: Mapping[str, Any] | None = None, **more: Any) -> Request:
+def get(path: str, query: Mapping[str, Any] | None = None, **more: Any) -> ApiRequest:
     given = {name: value for name, value in (query or {}).items() if value is not None}
     mark = "?" if given else ""
-    return Request(method="GET", path=f"{path}{mark}{urlencode(given, quote_via=quote)}", **more)
+    return ApiRequest(method="GET", path=f"{path}{mark}{urlencode(given, quote_via=quote)}", **more)
 
 
-def post(path: str, body: Any = None, **more: Any) -> Request:
+def post(path: str, body: Any = None, **more: Any) -> ApiRequest:
     text = None if body is None else msgspec.json.encode(body)
-    return Request(method="POST", path=path, body=text, **more)
+    return ApiRequest(method="POST", path=path, body=text, **more)
 
 
 def part(name: str) -> str:
@@ -97,7 +97,7 @@ class JobOptions(TypedDict, total=False):
     meta: Mapping[str, str] | None
 
 
-class Matching(TypedDict, total=False):
+class WhichMatch(TypedDict, total=False):
     """Which jobs to change; all that are given must match."""
 
     state: StateName | State | None
@@ -168,13 +168,13 @@ def _job(options: Mapping[str, Any], id: str, what: dict[str, Any]) -> HttpJob:
     return HttpJob(options.get("id", id), form, "id" in options)
 
 
-def add_one(job: HttpJob) -> Request:
-    return Request(method="POST", path="/v1/jobs", body=job.form)
+def add_one(job: HttpJob) -> ApiRequest:
+    return ApiRequest(method="POST", path="/v1/jobs", body=job.form)
 
 
-def add_many(jobs: Sequence[HttpJob]) -> Request:
+def add_many(jobs: Sequence[HttpJob]) -> ApiRequest:
     body = b'{"jobs":[' + b",".join(job.form for job in jobs) + b"]}"
-    return Request(method="POST", path="/v1/jobs/batch", body=body)
+    return ApiRequest(method="POST", path="/v1/jobs/batch", body=body)
 
 
 # --- Find and change
@@ -188,7 +188,7 @@ def find(
     meta: Mapping[str, str] | None,
     limit: int,
     cursor: str | None,
-) -> Request:
+) -> ApiRequest:
     query = checked_query(state, queue, task, meta)
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= PAGE_MOST:
         raise BadArguments(f"limit={shown(limit)}: must be a whole number from 1 to {PAGE_MOST:,}")
@@ -205,7 +205,7 @@ def find(
     )
 
 
-def change(path: str, ids: Sequence[str]) -> Request:
+def change(path: str, ids: Sequence[str]) -> ApiRequest:
     return post(path, {"ids": ids}, repeatable=False)
 
 
@@ -219,7 +219,7 @@ def change_matching(
     meta: Mapping[str, str] | None = None,
     since: datetime | None = None,
     limit: int = JOBS_MOST,
-) -> Request:
+) -> ApiRequest:
     checked_query(state, queue, task, meta)
     wanted = _given(
         state=None if state is None else str(state),

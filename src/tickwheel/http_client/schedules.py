@@ -11,9 +11,9 @@ from tickwheel.checks import checked_options
 from tickwheel.duration import Duration
 from tickwheel.errors import BadSchedule, UnknownSchedule
 from tickwheel.http_client import answers, requests
-from tickwheel.http_client.answers import Listed, RemoteSchedule, RunReceived, TicksReceived
+from tickwheel.http_client.answers import Listing, RemoteSchedule, RunReceived, TicksReceived
 from tickwheel.http_client.exchange import Exchange
-from tickwheel.http_client.requests import Request
+from tickwheel.http_client.requests import ApiRequest
 from tickwheel.schedules import MisfireName, OverlapName
 
 
@@ -56,7 +56,7 @@ class AsyncHttpSchedules:
             spread=spread,
         )
         path = requests.schedule_path(name)
-        request = Request(method="PUT", path=path, body=form, invalid=BadSchedule)
+        request = ApiRequest(method="PUT", path=path, body=form, invalid=BadSchedule)
         return answers.read(await self._exchange.ask(request), RemoteSchedule)
 
     async def get(self, name: str) -> RemoteSchedule:
@@ -68,7 +68,7 @@ class AsyncHttpSchedules:
     async def list(self) -> list[RemoteSchedule]:
         """All schedules, by name."""
         body = await self._exchange.ask(requests.get("/v1/schedules"))
-        return answers.read(body, Listed).schedules
+        return answers.read(body, Listing).schedules
 
     async def next(
         self, name: str, *, count: int = 10, after: datetime | None = None
@@ -100,7 +100,7 @@ class AsyncHttpSchedules:
     async def delete(self, name: str) -> bool:
         """Delete a schedule; False if there was none. One in code returns when a worker starts."""
         path = requests.schedule_path(name)
-        request = Request(method="DELETE", path=path, missing=UnknownSchedule, repeatable=False)
+        request = ApiRequest(method="DELETE", path=path, missing=UnknownSchedule, repeatable=False)
         try:
             await self._exchange.ask(request)
             return True

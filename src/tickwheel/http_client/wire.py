@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from tickwheel.arguments import MIB
 from tickwheel.clock import S_NS, Clock
 from tickwheel.errors import BadConfig, StoreRefused, shown
-from tickwheel.http_client.answers import Received
-from tickwheel.http_client.requests import Request
+from tickwheel.http_client.answers import ApiAnswer
+from tickwheel.http_client.requests import ApiRequest
 from tickwheel.version import __version__
 
 ANSWER_BYTES = 64 * MIB
@@ -85,10 +85,10 @@ def tls_context(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
         raise BadConfig(f"ca_file={str(ca_file)!r} can't be used: {error}") from None
 
 
-# --- Connections
+# --- KeptConnections
 
 
-class Connections:
+class KeptConnections:
     """At most `most` connections to one server. Any thread may send."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Connections:
         self._idle: list[tuple[http.client.HTTPConnection, int]] = []
         self._closed = False
 
-    def send(self, request: Request, until_ns: int) -> Received:
+    def send(self, request: ApiRequest, until_ns: int) -> ApiAnswer:
         """The answer. Raises NotSent or NoAnswer; BadConfig if the server can't be trusted."""
         if os.getpid() != self._pid:
             # After a fork: the connections are the parent's.
@@ -129,7 +129,7 @@ class Connections:
         finally:
             self._room.release()
 
-    def _send(self, request: Request, until_ns: int) -> Received:
+    def _send(self, request: ApiRequest, until_ns: int) -> ApiAnswer:
         # What must not be repeated gets a connection that is certainly open.
         used = self._taken() if request.repeatable else None
         if used is not None:
@@ -167,8 +167,8 @@ class Connections:
             raise NotSent(f"{base.host} port {base.port}: {_words(error)}") from None
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, request: Request, until_ns: int
-    ) -> Received:
+        self, connection: http.client.HTTPConnection, request: ApiRequest, until_ns: int
+    ) -> ApiAnswer:
         kept = False
         try:
             received, kept = self._asked(connection, request, until_ns)
@@ -182,8 +182,8 @@ class Connections:
                 connection.close()
 
     def _asked(
-        self, connection: http.client.HTTPConnection, request: Request, until_ns: int
-    ) -> tuple[Received, bool]:
+        self, connection: http.client.HTTPConnection, request: ApiRequest, until_ns: int
+    ) -> tuple[ApiAnswer, bool]:
         """The answer, and whether the connection can be used again."""
         timed: Any = functools.partial(_timed_response, lambda: self._left_s(until_ns))
         connection.response_class = timed
@@ -202,14 +202,16 @@ class Connections:
             complete = False
         response = connection.getresponse()
         with response:
+            # Headers that were cut short look like an answer without a length.
+            whole = response.length is not None or response.chunked
             body = response.read(ANSWER_BYTES + 1)
             if len(body) > ANSWER_BYTES:
                 raise StoreRefused(
                     f"the answer has more than {ANSWER_BYTES:,} bytes; ask for fewer with limit="
                 )
-            if response.length:
+            if response.length or (not whole and response.status < 300):
                 raise http.client.IncompleteRead(body, response.length)
-            received = Received(
+            received = ApiAnswer(
                 status=response.status,
                 body=body,
                 retry_after_s=_seconds(response.getheader("Retry-After")),
