@@ -96,6 +96,16 @@ async def test_a_delay_counts_from_now(tmp_path: Path, name: FaceName) -> None:
 
 
 @both
+async def test_options_add_up(tmp_path: Path, name: FaceName) -> None:
+    async with opened(tmp_path, name) as (_, face):
+        rush = face.client.task("pack").using(queue="rush", delay="1h")
+        job = await face.do(rush.using(delay="2h", meta={"a": "b"}).enqueue, order=1)
+        info = await face.do(job.info)
+        assert (info.queue, info.meta) == ("rush", {"a": "b"})
+        assert info.due - info.created == timedelta(hours=2)
+
+
+@both
 async def test_results_and_big_integers_are_exact(tmp_path: Path, name: FaceName) -> None:
     async with opened(tmp_path, name) as (its, face), its.app.worker(queues=["default", "mail"]):
         big = -(10**40) - 1
@@ -227,6 +237,11 @@ async def test_cancel_rerun_and_delete(tmp_path: Path, name: FaceName) -> None:
         assert await face.do(client.cancel, job) is CancelOutcome.CANCELLED
         assert await face.do(client.rerun, [job, "nope"]) == [True, False]
         assert await face.do(client.cancel, [job.id]) == [CancelOutcome.CANCELLED]
+        assert await face.do(client.cancel, [job, "nope", job]) == [
+            CancelOutcome.TOO_LATE,
+            CancelOutcome.UNKNOWN,
+            CancelOutcome.TOO_LATE,
+        ]
         assert await face.do(client.delete, [job.id, "nope"]) == [True, False]
         assert await face.do(client.cancel, []) == []
         with pytest.raises(JobUnknown):

@@ -288,9 +288,17 @@ def bulk_outcome(body: bytes) -> BulkOutcome:
     return BulkOutcome(changed=found.changed, more=found.more, outcomes=outcomes)
 
 
-def cancel_outcome(word: str | None) -> CancelOutcome:
+def outcome_words(body: bytes, ids: Sequence[str]) -> list[str]:
+    """What became of each of these jobs, in their order."""
+    results = read(body, _ChangedReceived).results
+    if [each.id for each in results] != list(ids):
+        raise StoreIncompatible("the server's answer is about other jobs")
+    return [each.outcome for each in results]
+
+
+def cancel_outcome(word: str) -> CancelOutcome:
     try:
-        return CancelOutcome((word or "unknown").replace("_", " "))
+        return CancelOutcome(word.replace("_", " "))
     except ValueError:
         raise StoreIncompatible(f"the server's answer can't be read: {word!r}") from None
 

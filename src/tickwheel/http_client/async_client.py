@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack, overload
 from tickwheel.batch import portions
 from tickwheel.checks import checked_id, checked_name, checked_options
 from tickwheel.client import JobInfo, JobPage
-from tickwheel.clock import MS_NS, Clock, SystemClock
+from tickwheel.clock import MS_NS, SystemClock
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import BadArguments, BadConfig, JobsRefused, TickwheelError, shown
 from tickwheel.http_client import answers, requests
@@ -51,6 +51,9 @@ class AsyncHttpClient:
     the system's. Close it, or use it as `async with`.
     """
 
+    # How requests are sent.
+    _link: Callable[[KeptConnections, int], Link] = ThreadLink
+
     @checked_options
     def __init__(
         self,
@@ -61,8 +64,6 @@ class AsyncHttpClient:
         retry_for: Duration = "30s",
         ca_file: str | os.PathLike[str] | None = None,
         connections: int = 10,
-        link: Callable[[KeptConnections, int], Link] = ThreadLink,
-        clock: Clock | None = None,
     ) -> None:
         if not isinstance(connections, int) or not 1 <= connections <= 1000:
             raise BadConfig(f"connections={shown(connections)}: must be from 1 to 1,000")
@@ -70,7 +71,7 @@ class AsyncHttpClient:
         if not timeout_ms:
             raise BadConfig("timeout=0 leaves no time for an answer")
         base = base_of(url)
-        clock = clock or SystemClock()
+        clock = SystemClock()
         pool = KeptConnections(
             base,
             headers_of(key),
@@ -80,7 +81,7 @@ class AsyncHttpClient:
         )
         self.url = url
         self._exchange = Exchange(
-            link(pool, connections),
+            self._link(pool, connections),
             clock,
             timeout_s=timeout_ms / 1000,
             retry_s=duration_ms(retry_for) / 1000,
@@ -198,7 +199,7 @@ class AsyncHttpClient:
         """Cancel a job, by its id or handle, or several; returns what that achieved, for each."""
         ids = ids_of("cancel", jobs)
         outcomes = await change(self._exchange, "/v1/jobs/cancel", ids)
-        found = [answers.cancel_outcome(outcomes.get(id)) for id in ids]
+        found = [answers.cancel_outcome(each) for each in outcomes]
         return found[0] if isinstance(jobs, HttpJobRef) else found
 
     @overload
@@ -210,7 +211,7 @@ class AsyncHttpClient:
         ended or is unknown."""
         ids = ids_of("rerun", jobs)
         outcomes = await change(self._exchange, "/v1/jobs/rerun", ids)
-        found = [outcomes.get(id) == "rerun" for id in ids]
+        found = [each == "rerun" for each in outcomes]
         return found[0] if isinstance(jobs, HttpJobRef) else found
 
     @overload
@@ -222,7 +223,7 @@ class AsyncHttpClient:
         is unknown."""
         ids = ids_of("delete", jobs)
         outcomes = await change(self._exchange, "/v1/jobs/delete", ids)
-        found = [outcomes.get(id) == "deleted" for id in ids]
+        found = [each == "deleted" for each in outcomes]
         return found[0] if isinstance(jobs, HttpJobRef) else found
 
     async def cancel_matching(self, /, **which: Unpack[WhichMatch]) -> BulkOutcome:

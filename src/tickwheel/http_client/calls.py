@@ -26,6 +26,7 @@ class HttpCall(Generic[H]):
         self._add = add
         self._ids = ids
         self._task = task
+        self._given = options
         self._options = requests.job_options(**options)
 
     def __repr__(self) -> str:
@@ -33,8 +34,8 @@ class HttpCall(Generic[H]):
 
     def using(self, **options: Unpack[JobOptions]) -> HttpCall[H]:
         """Choose options for one job: `delay`, `at`, `queue`, `priority`, `id`, `retries`,
-        `timeout`, `expires` and `meta`, as in an app."""
-        return HttpCall(self._add, self._ids, self._task, **options)
+        `timeout`, `expires` and `meta`, as in an app. Those chosen before stay."""
+        return HttpCall(self._add, self._ids, self._task, **(self._given | options))
 
     def enqueue(self, /, *args: Any, **arguments: Any) -> H:
         """Add a job with these arguments, by name; it is durable when this returns."""
@@ -58,11 +59,12 @@ class HttpCallback(Generic[H]):
     ) -> None:
         self._add = add
         self._ids = ids
+        self._given = options
         self._options = requests.job_options(**options)
 
     def using(self, **options: Unpack[JobOptions]) -> HttpCallback[H]:
         """Choose options for one call, as for a task."""
-        return HttpCallback(self._add, self._ids, **options)
+        return HttpCallback(self._add, self._ids, **(self._given | options))
 
     def call(self, url: str, **request: Any) -> H:
         """Add a job that calls the URL: with `method`, `headers`, `body`, `on_done`, `on_dead`."""

@@ -82,18 +82,18 @@ class AsyncHttpJobHandle:
 
     async def cancel(self) -> CancelOutcome:
         """Cancel the job; returns what that achieved."""
-        outcomes = await change(self._exchange, "/v1/jobs/cancel", [self.id])
-        return answers.cancel_outcome(outcomes.get(self.id))
+        [outcome] = await change(self._exchange, "/v1/jobs/cancel", [self.id])
+        return answers.cancel_outcome(outcome)
 
     async def rerun(self) -> bool:
         """Run it again now; False if it has not ended or is unknown."""
-        outcomes = await change(self._exchange, "/v1/jobs/rerun", [self.id])
-        return outcomes.get(self.id) == "rerun"
+        [outcome] = await change(self._exchange, "/v1/jobs/rerun", [self.id])
+        return outcome == "rerun"
 
     async def delete(self) -> bool:
         """Delete it; False if it has not ended or is unknown."""
-        outcomes = await change(self._exchange, "/v1/jobs/delete", [self.id])
-        return outcomes.get(self.id) == "deleted"
+        [outcome] = await change(self._exchange, "/v1/jobs/delete", [self.id])
+        return outcome == "deleted"
 
     async def explain(self) -> ExplanationDocument:
         """Why it waits, who holds it, when it runs or how it ended, and what can be done."""
@@ -119,12 +119,12 @@ def ids_of(step: str, jobs: Any) -> list[str]:
     return [checked_id(id) for id in named]
 
 
-async def change(exchange: Exchange, path: str, ids: Sequence[str]) -> dict[str, str]:
-    """What became of each, by id."""
-    outcomes: dict[str, str] = {}
+async def change(exchange: Exchange, path: str, ids: Sequence[str]) -> list[str]:
+    """What became of each, in their order."""
+    outcomes: list[str] = []
     for portion in portions(list(ids), most=requests.JOBS_MOST):
         body = await exchange.ask(requests.change(path, portion))
-        outcomes |= answers.bulk_outcome(body).outcomes
+        outcomes += answers.outcome_words(body, portion)
     return outcomes
 
 
@@ -173,6 +173,6 @@ class AsyncHttpDead:
         if which:
             raise BadArguments("give jobs, or say which match, not both")
         ids = ids_of(path.rpartition("/")[2], jobs)
-        outcomes = await change(self._exchange, path, ids)
+        outcomes = dict(zip(ids, await change(self._exchange, path, ids), strict=True))
         changed = sum(each in ("rerun", "deleted") for each in outcomes.values())
         return BulkOutcome(changed=changed, more=False, outcomes=outcomes)

@@ -6,7 +6,6 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from tickwheel.clock import sleep_blocking
-from tickwheel.errors import BadConfig
 from tickwheel.http_client.answers import ApiAnswer
 from tickwheel.http_client.requests import ApiRequest
 from tickwheel.http_client.wire import KeptConnections
@@ -20,13 +19,9 @@ class ThreadLink:
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="tickwheel-http-client")
 
     async def send(self, request: ApiRequest, until_ns: int) -> ApiAnswer:
+        self._connections.check_open()
         loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(
-                self._threads, self._connections.send, request, until_ns
-            )
-        except RuntimeError as error:  # the threads have been shut down
-            raise BadConfig(f"the client is closed: {error}") from None
+        return await loop.run_in_executor(self._threads, self._connections.send, request, until_ns)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -115,6 +115,12 @@ class HttpDead:
     delete = _blocking(AsyncHttpDead.delete)
 
 
+class _Unsuspended(AsyncHttpClient):
+    """A client whose coroutines are never suspended."""
+
+    _link = BlockingLink
+
+
 class HttpClient:
     """Jobs, schedules and queues of an app that is served elsewhere, by the HTTP API.
 
@@ -135,14 +141,13 @@ class HttpClient:
         ca_file: str | os.PathLike[str] | None = None,
         connections: int = 10,
     ) -> None:
-        self._api = AsyncHttpClient(
+        self._api = _Unsuspended(
             url,
             key=key,
             timeout=timeout,
             retry_for=retry_for,
             ca_file=ca_file,
             connections=connections,
-            link=BlockingLink,
         )
         self.url = url
         self.schedules = HttpSchedules(self._api.schedules)

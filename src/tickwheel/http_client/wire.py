@@ -120,14 +120,17 @@ class KeptConnections:
         if os.getpid() != self._pid:
             # After a fork: the connections are the parent's.
             self._start()
-        if self._closed:
-            raise BadConfig("the client is closed")
+        self.check_open()
         if not self._room.acquire(timeout=self._left_s(until_ns)):
             raise NotSent(f"all {self._most} connections are in use")
         try:
             return self._send(request, until_ns)
         finally:
             self._room.release()
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise BadConfig("the client is closed; create another")
 
     def _send(self, request: ApiRequest, until_ns: int) -> ApiAnswer:
         # What must not be repeated gets a connection that is certainly open.
