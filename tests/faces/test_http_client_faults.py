@@ -41,6 +41,10 @@ OVERLOADED = plain(
     "503 Service Unavailable",
     body=b'{"type":"urn:tickwheel:problem:overloaded","status":503,"detail":"full"}',
 )
+AWAY = plain(
+    "503 Service Unavailable",
+    body=b'{"type":"urn:tickwheel:problem:store-unavailable","status":503,"detail":"no word"}',
+)
 
 
 # --- Repeated
@@ -111,7 +115,12 @@ async def test_what_would_happen_twice_is_not_repeated(tmp_path: Path, name: Fac
             with pytest.raises(StoreUnavailable, match="unknown whether it acted"):
                 await face.do(verb, *args)
             assert proxy.count == 1
-        # The server says that it did nothing: then it is.
+        # The server can't say whether it acted, because its store didn't answer.
+        proxy.count, proxy.troubles = 0, [AWAY]
+        with pytest.raises(StoreUnavailable, match="no word"):
+            await face.do(client.cancel, job)
+        assert proxy.count == 1
+        # The server says that it did nothing: then it is repeated.
         proxy.count, proxy.troubles = 0, [OVERLOADED]
         await face.do(client.cancel, "nope")
         assert proxy.count == 2
