@@ -10,6 +10,11 @@
 The whole public API can be imported from here.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tickwheel import webhooks
 from tickwheel.app import App
 from tickwheel.arguments import INJECTED
@@ -18,6 +23,7 @@ from tickwheel.engine.alerts import Alert, AlertKind
 from tickwheel.engine.context import JobContext, current_job, current_jobs
 from tickwheel.engine.worker import Worker
 from tickwheel.errors import (
+    AccessDenied,
     BadArguments,
     BadConfig,
     BadSchedule,
@@ -25,6 +31,7 @@ from tickwheel.errors import (
     GiveUp,
     JobCancelled,
     JobFailed,
+    JobsRefused,
     JobUnknown,
     LifespanError,
     Partial,
@@ -50,11 +57,16 @@ from tickwheel.task import BatchTask, Call, JobHandle, Task
 from tickwheel.timer import Timer, TimerHandle
 from tickwheel.version import __version__
 
+if TYPE_CHECKING:
+    from tickwheel.http_client import AsyncHttpClient, HttpClient
+
 __all__ = [
     "INJECTED",
+    "AccessDenied",
     "Alert",
     "AlertKind",
     "App",
+    "AsyncHttpClient",
     "BadArguments",
     "BadConfig",
     "BadSchedule",
@@ -63,6 +75,7 @@ __all__ = [
     "Call",
     "CancelOutcome",
     "GiveUp",
+    "HttpClient",
     "Job",
     "JobCancelled",
     "JobContext",
@@ -71,6 +84,7 @@ __all__ = [
     "JobInfo",
     "JobPage",
     "JobUnknown",
+    "JobsRefused",
     "LifespanError",
     "Outcome",
     "Partial",
@@ -104,3 +118,12 @@ __all__ = [
     "current_jobs",
     "webhooks",
 ]
+
+# Imported when they are first used: most programs need no HTTP.
+_LAZY = {"AsyncHttpClient": "tickwheel.http_client", "HttpClient": "tickwheel.http_client"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

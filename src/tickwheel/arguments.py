@@ -321,6 +321,17 @@ def _json(value: Any) -> tuple[bytes, bool]:
     return text, has_models
 
 
+def json_of(what: str, value: Any) -> bytes:
+    """A value as JSON, without a task that says how it should be. Raises BadArguments."""
+    try:
+        return _json(value)[0]
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        why = str(error)
+    except Exception as error:  # a model's serializers are the user's code
+        why = describe(error)
+    raise BadArguments(f"{what}: a value can't be written as JSON ({why}); {_INSTEAD}")
+
+
 def _has_no_number(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)

@@ -73,6 +73,32 @@ class StoreIncompatible(StoreError):
     """This release can't work with the store's schema or server version."""
 
 
+# --- Of the HTTP API's clients.
+
+
+class AccessDenied(TickwheelError):
+    """The API key is missing, unknown or expired, or may not do this."""
+
+
+class JobsRefused(TickwheelError):
+    """Some jobs of an HTTP client's `enqueue_many` were refused; all others are stored.
+
+    `errors` has the reasons, and `handles` the others, by their index in what was given.
+    """
+
+    def __init__(self, errors: Mapping[int, TickwheelError], handles: Mapping[int, Any]) -> None:
+        first = min(errors)
+        total = len(errors) + len(handles)
+        super().__init__(
+            f"{len(errors):,} of {total:,} jobs were refused; number {first}: {errors[first]}"
+        )
+        self.errors = dict(errors)
+        self.handles = dict(handles)
+
+    def __reduce__(self) -> tuple[type[JobsRefused], tuple[object, ...]]:
+        return type(self), (self.errors, {})
+
+
 # --- Read the outcome: raised by `job.result()`.
 
 

@@ -85,7 +85,7 @@ def test_only_the_clock_reads_the_time(module: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in tickwheel.__all__ if name != "__version__"])
 def test_every_public_name_says_what_it_is(name: str) -> None:
     # A dataclass without a docstring is given its own signature for one.
-    doc = vars(tickwheel)[name].__doc__
+    doc = getattr(tickwheel, name).__doc__
     assert doc and not doc.startswith(f"{name}(")
 
 
