@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from tickwheel.arguments import AnyArguments, Arguments
@@ -197,6 +198,7 @@ def define(
     )
 
 
+@lru_cache(maxsize=1_000)
 def any_task(name: str) -> Definition:
     """A task of which only the name is known: it takes whatever can be written as JSON."""
     name = checked_name("task", name)
