@@ -127,6 +127,10 @@ async def test_a_url_needs_a_task_that_calls_it(tmp_path: Path) -> None:
         assert job["task"] == "http.call"
         assert job["arguments"]["url"] == "https://shop.example/paid"
         assert job["arguments"]["on_done"] == "https://shop.example/done"
+        deep: Any = []
+        for _ in range(200):
+            deep = [deep]
+        problem(await its.post("/v1/jobs", form | {"body": deep}), 422, "invalid")
         inside = await its.post("/v1/jobs", form | {"url": "http://169.254.169.254/"})
         assert "metadata" in problem(inside, 422, "invalid")
         both = await its.post("/v1/jobs", form | {"task": "pack"})

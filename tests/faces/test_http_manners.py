@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from http_server import PATIENCE_S, problem, served, shop
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from tickwheel.errors import StoreUnavailable
 from tickwheel.http import api as api_module
@@ -325,3 +327,34 @@ async def accepts(url: str) -> bool:
         return False
     writer.close()
     return True
+
+
+async def test_an_answer_that_nobody_reads_is_not_kept_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "READ_S", 0.2)
+    lost, before = asyncio.Event(), server._Protocol.connection_lost
+
+    def noted(self: Any, error: Exception | None) -> None:
+        lost.set()
+        before(self, error)
+
+    async with served(shop(tmp_path)) as its:
+        for n in range(40):
+            await its.add(arguments={"order": n, "note": "x" * 250_000}, delay="1h")
+        monkeypatch.setattr(server._Protocol, "connection_lost", noted)
+        host, port = its.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(b"GET /v1/jobs?limit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+        writer.close()
+
+
+async def test_the_document_says_below_which_path_the_api_is(tmp_path: Path) -> None:
+    app = shop(tmp_path)
+    mounted = Starlette(routes=[Mount("/tick", app.http())])
+    transport = httpx.ASGITransport(mounted)
+    async with app, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        document = (await client.get("/tick/v1/openapi.json")).json()
+    assert document["servers"] == [{"url": "/tick"}]

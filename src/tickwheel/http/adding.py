@@ -71,6 +71,7 @@ def new_job(incoming: Incoming, form: NewJob, route: str, index: int | None = No
     if not caller.may(Scope.ENQUEUE, queue=queue, task=task):
         raise Problem(Kind.FORBIDDEN, f"the key may not use the queue {queue!r}")
     check_depth(form.arguments)
+    check_depth(_request(form).get("body"))
     id, mark = form.id, None
     if incoming.idempotency_key is not None:
         if id is not None:

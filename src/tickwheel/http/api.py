@@ -68,6 +68,7 @@ class Api:
             query=None,
             body=None,
             idempotency_key=None,
+            root=request.scope.get("root_path", ""),
         )
         try:
             reply = await self._carry_out(operation, request, incoming)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from starlette.applications import Starlette
@@ -37,12 +37,12 @@ _description = Table()
 )
 async def get_openapi(incoming: Incoming) -> Reply:
     """This document: OpenAPI 3.1."""
-    return Reply(_document())
+    return Reply(_document(incoming.root))
 
 
-@cache
-def _document() -> dict[str, Any]:
-    return document(OPERATIONS)
+@lru_cache(maxsize=16)
+def _document(root: str) -> dict[str, Any]:
+    return document(OPERATIONS, root)
 
 
 OPERATIONS: Sequence[Operation] = tuple(

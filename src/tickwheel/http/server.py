@@ -28,6 +28,8 @@ CONNECTIONS_MOST = 5_000
 # How large the request line and headers may be before they are complete, and how long they take.
 HEAD_BYTES = 64 * 1024
 HEAD_S = 10.0
+# How long a client may leave an answer unread.
+READ_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class _Protocol(HttpToolsProtocol):
     # Whether a request began in what has just arrived.
     _begun = False
     _giving_up: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -67,6 +70,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_unread()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -88,6 +92,21 @@ class _Protocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read. Its answer is kept in memory only for so long."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(READ_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _wait_for_head(self) -> None:
         self._giving_up = self.loop.call_later(HEAD_S, self._give_up)

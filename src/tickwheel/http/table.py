@@ -26,6 +26,8 @@ class Incoming:
     body: Any
     idempotency_key: str | None
     accept: str = ""
+    # The path that the API is below.
+    root: str = ""
     # Whether its caller is known and may be here at all, and whether its body was read.
     admitted: bool = False
     consumed: bool = False
