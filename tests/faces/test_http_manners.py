@@ -333,10 +333,10 @@ async def test_an_answer_that_nobody_reads_is_not_kept_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "READ_S", 0.2)
-    lost, before = asyncio.Event(), server._Protocol.connection_lost
+    lost, before = asyncio.Queue[Any](), server._Protocol.connection_lost
 
     def noted(self: Any, error: Exception | None) -> None:
-        lost.set()
+        lost.put_nowait(self.client)
         before(self, error)
 
     async with served(shop(tmp_path)) as its:
@@ -346,8 +346,10 @@ async def test_an_answer_that_nobody_reads_is_not_kept_for_long(
         host, port = its.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(b"GET /v1/jobs?limit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        ours = writer.get_extra_info("sockname")
         async with asyncio.timeout(PATIENCE_S):
-            await lost.wait()
+            while await lost.get() != ours:
+                pass
         writer.close()
 
 

@@ -115,8 +115,8 @@ async def _set(incoming: Incoming, paused: bool) -> Reply:
     answers={200: QueueState},
 )
 async def pause_queue(incoming: Incoming) -> Reply:
-    """No more of its jobs start. Running ones continue, and jobs can be added. It need not have
-    jobs."""
+    """Workers claim no more of its jobs. Those that a worker holds still start, within about a
+    second, and jobs can be added. It need not have jobs."""
     return await _set(incoming, True)
 
 
