@@ -463,7 +463,7 @@ FAULTS = [
     ),
     Fault(
         "a page starts with the last job of the one before", "pages", MEMORY,
-        "if id > last and self._matches", "if id >= last and self._matches",
+        "or place(job) > after", "or place(job) >= after",
     ),
     Fault(
         "find takes any task", "pages", MEMORY,
@@ -603,13 +603,13 @@ FAULTS = [
     ),
     Fault(
         "sqlite: a claim reads all parked jobs of a task to find the next task", "contract",
-        SQLITE_BROWSE,
+        "stores/sqlite/lanes.py",
         "and task > line.task)", "and +task > line.task)",
         BATCHES,
     ),
     Fault(
         "sqlite: parked jobs of queues that are paused or not served are handed out", "pause",
-        SQLITE_BROWSE, '_parked_lines("queue in mine")', '_parked_lines("queue is not null")',
+        SQLITE_BROWSE, 'parked_lines("queue in mine")', 'parked_lines("queue is not null")',
         PARKING,
     ),
     Fault(
@@ -619,7 +619,7 @@ FAULTS = [
     ),
     Fault(
         "sqlite: parked jobs are on no page", "pages", SQLITE_BROWSE,
-        ", parked=True)", ")",
+        "    parked=True,\n", "",
         PARKING,
     ),
     Fault(
@@ -645,8 +645,33 @@ FAULTS = [
         BROWSE,
     ),
     Fault(
+        "sqlite: a page by time ends with the first lane that is full", "pages",
+        "stores/sqlite/times.py",
+        "order by {ms} {order}, job.n {order} limit :limit)", "limit :limit)",
+        "tests/contract/test_times.py",
+    ),
+    Fault(
+        "sqlite: a job at the end of a slot counts for two", "pages",
+        "stores/sqlite/times.py",
+        "and {ms} < :start + (slot + 1) * :width))", "and {ms} <= :start + (slot + 1) * :width))",
+        "tests/contract/test_times.py",
+    ),
+    Fault(
+        "redis: a page by time goes on behind all jobs of the moment", "pages",
+        "stores/redis/statements.lua",
+        "if after then at = index_after(key, backwards, size, after[1], after[2])",
+        "if after then at = call('ZCOUNT', key, '-inf', after[1])",
+        "tests/contract/test_times.py",
+    ),
+    Fault(
+        "a text is found in what is hidden from the key", "redaction", "http/redaction.py",
+        "        document = self.document(job, caller)\n        return",
+        "        document = job_document(job)\n        return",
+        "tests/faces/test_http_search.py -k hidden",
+    ),
+    Fault(
         "sqlite: a cursor of another queue is taken", "pages", "stores/pager.py",
-        "            or self._query.queue not in (None, key[0])\n", "",
+        '            or (columns[0] == "queue" and self._query.queue not in (None, key[0]))\n', "",
         BROWSE,
     ),
     Fault(
@@ -1143,8 +1168,8 @@ FAULTS = [
     ),
     Fault(
         "a tick's job has an id of its own on each node", "I6", "schedule.py",
-        'id = f"{schedule.name}@{_iso(tick_ms)}"',
-        'id = f"{schedule.name}@{_iso(tick_ms)}{now_ms}"', SCHEDULES,
+        "id = tick_id(schedule.name, tick_ms)",
+        'id = tick_id(schedule.name, tick_ms) + f"{now_ms}"', SCHEDULES,
     ),
     Fault(
         "missed ticks all run", "misfire", "schedule.py",
@@ -1905,12 +1930,12 @@ FAULTS = [
         f"{REDIS_PARKING} -k forgotten_a_while",
     ),
     Fault(
-        "one script goes through all queues", "contract", "stores/redis/browse.py",
+        "one script goes through all queues", "contract", "stores/redis/reading.py",
         "QUEUES = 100\n", "QUEUES = 100_000\n",
         "tests/faults/test_redis.py -k many_queues",
     ),
     Fault(
-        "queues beyond the first portion are not found", "contract", "stores/redis/browse.py",
+        "queues beyond the first portion are not found", "contract", "stores/redis/reading.py",
         "while not names or len(names) == QUEUES:", "while not names:",
         "tests/faults/test_redis.py -k many_queues",
     ),

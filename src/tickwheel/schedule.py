@@ -248,14 +248,19 @@ def correction(schedule: Schedule, rule: Rule, now_ms: int, ahead_ms: int) -> Fi
 
 
 def _missed(rule: Rule, first_ms: int, until_ms: int) -> list[int]:
-    """The latest ticks from `first_ms` on and before `until_ms`, at most as many as may run.
+    """The latest ticks from `first_ms` on, up to `until_ms`, at most as many as may run."""
+    limit = min(max(rule.misfire_limit, 1), CATCH_UP_MOST)
+    return last_ticks(rule, first_ms, until_ms, limit)
+
+
+def last_ticks(rule: Rule, first_ms: int, until_ms: int, limit: int) -> list[int]:
+    """The latest ticks from `first_ms` on, up to `until_ms`, at most `limit`.
 
     Searches from ever earlier moments: a schedule that ticks each second and was down for a month
     has millions of ticks, of which only the last few are needed.
     """
     if first_ms > until_ms:
         return []
-    limit = min(max(rule.misfire_limit, 1), CATCH_UP_MOST)
     found: deque[int] = deque(maxlen=limit)
     for look_ms in _LOOKS_MS:
         found.clear()
@@ -271,7 +276,7 @@ def _missed(rule: Rule, first_ms: int, until_ms: int) -> list[int]:
 
 def job_of(schedule: Schedule, rule: Rule, tick_ms: int, now_ms: int) -> Job:
     """The one job of a tick."""
-    id = f"{schedule.name}@{_iso(tick_ms)}"
+    id = tick_id(schedule.name, tick_ms)
     payload = rule.payload
     if rule.tick_parameter is not None:
         arguments = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
@@ -286,6 +291,11 @@ def job_of(schedule: Schedule, rule: Rule, tick_ms: int, now_ms: int) -> Job:
         due_ms=tick_ms + _spread(id, rule.spread_ms),
         created_ms=now_ms,
     )
+
+
+def tick_id(schedule: str, tick_ms: int) -> str:
+    """The id of the job of a tick."""
+    return f"{schedule}@{_iso(tick_ms)}"
 
 
 def tick_of(id: str) -> int | None:

@@ -30,10 +30,29 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     task: str | None = None
     # A name, and the value that a job's meta must have for it.
     meta: tuple[str, str] | None = None
+    # From when until when (excluded) they are due; for jobs that have ended, when they did.
+    from_ms: int | None = None
+    until_ms: int | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has a time range."""
+        return self.from_ms is not None or self.until_ms is not None
+
+    def in_time(self, job: Job) -> bool:
+        """Whether the job's time is in the range."""
+        ms = time_ms(job)
+        after = self.from_ms is None or ms >= self.from_ms
+        return after and (self.until_ms is None or ms < self.until_ms)
 
     def has_meta(self, job: Job) -> bool:
         """Whether the job's meta matches."""
         return self.meta is None or (job.meta or {}).get(self.meta[0]) == self.meta[1]
+
+
+def time_ms(job: Job) -> int:
+    """When a job is due, or has ended: what a time range is about."""
+    return job.due_ms if job.ended_ms is None else job.ended_ms
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +60,30 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: list[Job]
     cursor: str | None = None
+    # How many jobs were looked at to find them.
+    looked: int = 0
+
+
+class Slots(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal parts of a time range, for jobs of one state: waiting, or one in which jobs end."""
+
+    state: State
+    queue: str | None = None
+    start_ms: int
+    width_ms: int
+    count: int
+
+    @property
+    def end_ms(self) -> int:
+        return self.start_ms + self.width_ms * self.count
+
+
+class SlotCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs are in each slot, before the first and after the last."""
+
+    before: int
+    counts: list[int]
+    after: int
 
 
 # How many jobs `parked` returns at most.
@@ -361,7 +404,15 @@ class Store(Protocol):
         last. Jobs that change state while paging may be missed or seen twice. Raises BadArguments
         for a cursor that can't be one of this query. A filter for which a store has no index makes
         it scan: a page then looks at a bounded number of jobs.
+
+        With a time range, and where the store has an index by time, the jobs of one state come in
+        the order of their time, whatever their queue: waiting ones the next due first (parked ones
+        may come after the others), ended ones the last first.
         """
+
+    async def slot_counts(self, slots: Slots) -> SlotCounts | None:
+        """How many jobs are due in each slot, or have ended in it; None if the store has no index
+        by time, so that it would have to read all jobs."""
 
     async def parked(self) -> list[Job]:
         """Of each queue and task with parked jobs, one such job: the one that is due first, or one

@@ -99,7 +99,8 @@ async def test_what_can_not_be_a_job_is_refused(
 ) -> None:
     async with served(shop(tmp_path)) as its:
         assert words in problem(await its.post("/v1/jobs", form), 422, "invalid")
-        assert (await its.get("/v1/jobs")).json() == {"jobs": [], "cursor": None}
+        none: dict[str, Any] = {"jobs": [], "cursor": None, "looked": 0}
+        assert (await its.get("/v1/jobs")).json() == none
 
 
 async def test_a_task_that_the_app_does_not_know_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from http_server import PATIENCE_S, problem, served, shop
 
 from tickwheel.http.schedules import following
+from tickwheel.job import Job, dead
 from tickwheel.schedule import Rule, Schedule
 
 NIGHTLY = {"task": "pack", "arguments": {"order": 1}, "cron": "0 2 * * *", "tz": "Europe/Paris"}
@@ -38,6 +39,7 @@ async def test_a_schedule_is_put_read_paused_resumed_and_deleted(tmp_path: Path)
             ("GET", ""),
             ("DELETE", ""),
             ("GET", "/next"),
+            ("GET", "/runs"),
             ("POST", "/pause"),
             ("POST", "/resume"),
             ("POST", "/run"),
@@ -52,6 +54,34 @@ async def test_a_schedule_runs_now(tmp_path: Path) -> None:
         assert ran.status_code == 201
         job = (await its.get(ran.headers["location"])).json()
         assert (job["id"], job["task"]) == (ran.json()["job"], "pack")
+
+
+async def test_the_last_ticks_of_a_schedule_say_what_became_of_them(tmp_path: Path) -> None:
+    async with served(shop(tmp_path)) as its:
+        schedule = {"task": "pack", "arguments": {"order": 1}, "every": "1h"}
+        await its.ask("PUT", "/v1/schedules/hourly", json=schedule)
+        ticks = (await its.get("/v1/schedules/hourly/runs?count=3")).json()["runs"]
+        assert [each["state"] for each in ticks] == [None, None, None]
+        assert [each["tick"] for each in ticks] == sorted((e["tick"] for e in ticks), reverse=True)
+        last, before = ticks[0]["id"], ticks[1]["id"]
+        assert last == f"hourly@{ticks[0]['tick'].replace('.000Z', 'Z')}"
+        client = await its.app.client()
+        now_ms = client.clock.now_ms()
+        due_ms = now_ms - 2000
+        for id in (last, before):
+            job = Job(id=id, task="pack", payload='{"order":1}', due_ms=due_ms, created_ms=due_ms)
+            assert await client.add(job)
+        held = await client.store.claim(
+            ["default"], worker="ann", limit=2, now_ms=now_ms, lease_ms=60_000
+        )
+        [job] = [each for each in held if each.id == before]
+        ended = dead(job, error="ValueError: no", started_ms=due_ms + 7, ended_ms=now_ms)
+        assert await client.store.settle([ended], now_ms=now_ms) == [True]
+        found = (await its.get("/v1/schedules/hourly/runs?count=3")).json()["runs"]
+        assert [each["state"] for each in found] == ["running", "dead", None]
+        assert (found[1]["lateness_ms"], found[1]["error"]) == (7, "ValueError: no")
+        assert found[1]["started"] < found[1]["ended"]
+        problem(await its.get("/v1/schedules/hourly/runs?count=0"), 400, "bad-request")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +116,16 @@ async def test_next_ticks_of_a_schedule_and_of_an_expression(tmp_path: Path) -> 
         by_name = (await its.get(f"/v1/schedules/nightly/next?{query}")).json()
         # On the 29th, Paris skips the hour.
         assert by_name["ticks"] == [
-            {"at": "2026-03-28T01:00:00.000Z", "there": "2026-03-28T02:00:00.000+01:00"},
-            {"at": "2026-03-29T01:00:00.000Z", "there": "2026-03-29T03:00:00.000+02:00"},
+            {
+                "at": "2026-03-28T01:00:00.000Z",
+                "there": "2026-03-28T02:00:00.000+01:00",
+                "change": None,
+            },
+            {
+                "at": "2026-03-29T01:00:00.000Z",
+                "there": "2026-03-29T03:00:00.000+02:00",
+                "change": "clocks go forward 02:00 → 03:00",
+            },
         ]
         params = {"cron": "0 2 * * *", "tz": "Europe/Paris", "count": "2"}
         params["after"] = "2026-03-28T00:00:00Z"

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tickwheel.app import App
 from tickwheel.config import setting
 from tickwheel.errors import StoreError
-from tickwheel.http import adding, admin, jobs, operating, schedules
+from tickwheel.http import adding, admin, counting, jobs, operating, schedules
 from tickwheel.http.api import Api, problem_response
 from tickwheel.http.openapi import document
 from tickwheel.http.problems import Kind
@@ -46,7 +46,9 @@ def _document(root: str) -> dict[str, Any]:
 
 
 OPERATIONS: Sequence[Operation] = tuple(
-    operation for table in (adding, jobs, schedules, operating, admin) for operation in table.table
+    operation
+    for table in (adding, jobs, counting, schedules, operating, admin)
+    for operation in table.table
 ) + tuple(_description)
 
 

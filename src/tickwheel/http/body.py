@@ -66,13 +66,23 @@ def read_query(request: Request, kind: Any) -> Any:
             raise Problem(Kind.BAD_REQUEST, f"the parameter {name!r} is given twice")
     if kind is None:
         return None
-    return kind(**{name: _parameter(name, text, known[name]) for name, text in pairs})
+    values = {name: _parameter(name, text, known[name]) for name, text in pairs}
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.encode_name not in values:
+            raise Problem(Kind.BAD_REQUEST, f"the parameter {field.encode_name!r} is missing")
+    return kind(**{_attribute(kind, name): value for name, value in values.items()})
 
 
 @functools.cache
 def _parameters(kind: Any) -> dict[str, Any]:
     """The type of each parameter. One that is not given is left out: a query has no null."""
     return {field.encode_name: _without_none(field.type) for field in msgspec.structs.fields(kind)}
+
+
+@functools.cache
+def _attribute(kind: Any, name: str) -> str:
+    """A parameter may have a name that is a word of Python's."""
+    return next(each.name for each in msgspec.structs.fields(kind) if each.encode_name == name)
 
 
 def _without_none(kind: Any) -> Any:

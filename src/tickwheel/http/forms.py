@@ -20,6 +20,8 @@ CHANGED_MOST = 10_000
 # How many ticks are listed.
 TICKS_MOST = 1000
 TEXT_LIMIT = 100
+# In how many slots due jobs are counted.
+SLOTS_MOST = 1440
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
 Id = Annotated[str, Meta(min_length=1, max_length=ID_LIMIT)]
@@ -86,38 +88,92 @@ class RawJobs(_Form):
     jobs: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=JOBS_MOST)]
 
 
-class FindDead(_Form):
+# Waiting and due later, waiting and due by now, waiting after a failure; or a state.
+View = Literal["scheduled", "ready", "retrying", "running", "done", "dead", "cancelled"]
+SearchText = Annotated[str, Meta(min_length=1, max_length=200)]
+Fingerprint = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+
+
+class _Times(_Form):
+    # From when until when (excluded) they are due; if they have ended, when they did.
+    from_: TimeText | None = msgspec.field(name="from", default=None)
+    until: TimeText | None = None
+
+
+class CountDead(_Times):
     """Which dead jobs; all that are given must match."""
 
     queue: Annotated[str, Meta(max_length=NAME_LIMIT)] | None = None
     task: Annotated[str, Meta(max_length=NAME_LIMIT)] | None = None
     # One name and value of their meta: `customer=42`.
     meta: Annotated[str, Meta(max_length=2048)] | None = None
+    # In their ids, tasks, errors, arguments and meta.
+    text: SearchText | None = None
+
+
+class FindDead(CountDead):
+    """Which dead jobs, and which page of them."""
+
+    fingerprint: Fingerprint | None = None
     cursor: Annotated[str, Meta(max_length=4096)] | None = None
     limit: Limit = 100
 
 
-class FindJobs(FindDead):
+class CountJobs(CountDead):
     """Which jobs; all that are given must match."""
 
     state: State | None = None
+    view: View | None = None
+    # Which has them now.
+    worker: Annotated[str, Meta(max_length=NAME_LIMIT)] | None = None
 
 
-class DeadFilter(_Form):
-    """Which dead jobs: at least one of these."""
+class FindJobs(CountJobs):
+    """Which jobs, and which page of them."""
 
+    cursor: Annotated[str, Meta(max_length=4096)] | None = None
+    limit: Limit = 100
+
+
+class DueRange(_Form):
+    """Which time, in how many slots."""
+
+    from_: TimeText = msgspec.field(name="from")
+    until: TimeText
+    slots: Annotated[int, Meta(ge=1, le=SLOTS_MOST)] = 60
+    queue: Annotated[str, Meta(max_length=NAME_LIMIT)] | None = None
+
+
+class GroupDead(_Form):
+    """Which dead jobs; all that are given must match."""
+
+    queue: Annotated[str, Meta(max_length=NAME_LIMIT)] | None = None
+    task: Annotated[str, Meta(max_length=NAME_LIMIT)] | None = None
+
+
+class _Narrowing(_Times):
     queue: Name | None = None
     task: Name | None = None
     # One name and its value.
     meta: dict[str, str] | None = None
     # Added or ended since this time.
     since: TimeText | None = None
+    text: SearchText | None = None
 
 
-class JobFilter(DeadFilter):
+class DeadFilter(_Narrowing):
+    """Which dead jobs: at least one of these."""
+
+    # As `/v1/dead/groups` has it.
+    fingerprint: Fingerprint | None = None
+
+
+class JobFilter(_Narrowing):
     """Which jobs; all that are given must match."""
 
     state: State | None = None
+    view: View | None = None
+    worker: Name | None = None
 
 
 Ids = Annotated[list[Id], Meta(min_length=1, max_length=JOBS_MOST)]
@@ -164,6 +220,12 @@ class NextTicks(_Form):
 
     count: Annotated[int, Meta(ge=1, le=TICKS_MOST)] = 10
     after: TimeText | None = None
+
+
+class LastTicks(_Form):
+    """How many ticks."""
+
+    count: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
 class Preview(NextTicks):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from tickwheel.checks import ID_LIMIT
 from tickwheel.client import Client
-from tickwheel.duration import due_ms
 from tickwheel.errors import BadArguments
-from tickwheel.http.adding import BATCH_BYTES, read_time
-from tickwheel.http.forms import FindDead, FindJobs, JobFilter, Which, WhichDead
+from tickwheel.http.adding import BATCH_BYTES
+from tickwheel.http.filters import LISTED_MOST, LOOK_S, filtered, listed, visible
+from tickwheel.http.forms import DeadFilter, FindDead, FindJobs, JobFilter, Which, WhichDead
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.table import Handler, Incoming, Reply, Table
 from tickwheel.job import ENDED, Job, State
-from tickwheel.jobs import checked_query
 from tickwheel.operate import explain as explaining
 from tickwheel.operate.bulk import (
     LOOK_MOST,
@@ -26,7 +26,6 @@ from tickwheel.operate.bulk import (
     cancel_jobs,
     delete_dead,
     delete_jobs,
-    everything,
     find_jobs,
     find_page,
     in_batches,
@@ -43,10 +42,12 @@ UNENDED = (State.WAITING, State.RUNNING)
 
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
-    """Some jobs; for the next page pass the cursor. No cursor means that there are no more."""
+    """Some jobs, and how many were looked at to find them; for the next page pass the cursor. No
+    cursor means that there are no more."""
 
     jobs: list[JobDocument]
     cursor: str | None
+    looked: int
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +78,12 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     problems=(Kind.INVALID,),
 )
 async def list_jobs(incoming: Incoming) -> Reply:
-    """Waiting jobs: the next due first (on NATS, the first added). Ended jobs: newest first."""
-    state = incoming.query.state
-    return await _list(incoming, [] if state is None else [state])
+    """Waiting jobs: the next due first (on NATS, the first added). Ended jobs: newest first. With
+    `view`, `from` or `until` that is so over all queues, but not on NATS. There is no index for
+    `task`, `worker`, `text` and `view=retrying`, and on NATS only for `state` and `queue`: a
+    request then looks at 5,000 jobs at most, so a page may be short, or empty, although the cursor
+    leads to more."""
+    return await _list(incoming)
 
 
 @table.operation(
@@ -93,34 +97,24 @@ async def list_jobs(incoming: Incoming) -> Reply:
 )
 async def list_dead(incoming: Incoming) -> Reply:
     """Newest first."""
-    return await _list(incoming, [State.DEAD])
+    return await _list(incoming, State.DEAD)
 
 
-async def _list(incoming: Incoming, states: Sequence[State]) -> Reply:
+async def _list(incoming: Incoming, state: State | None = None) -> Reply:
     query = incoming.query
-    wanted = Filter(states=states, queue=query.queue, task=query.task, meta=_pair(query.meta))
     client = await incoming.service.client()
     page = await find_page(
-        client, wanted, cursor=query.cursor, limit=query.limit, visible=_visible(incoming)
+        client,
+        listed(incoming, query, client.clock.now_ms(), state),
+        cursor=query.cursor,
+        limit=query.limit,
+        look_most=LISTED_MOST,
+        look_s=LOOK_S,
+        visible=visible(incoming),
     )
     redaction, caller = incoming.service.redaction, incoming.caller
     jobs = [redaction.document(job, caller) for job in page.jobs]
-    return Reply(JobList(jobs=jobs, cursor=page.cursor))
-
-
-def _pair(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise Problem(Kind.BAD_REQUEST, f"meta={text[:80]!r}: must be name=value, as customer=42")
-    return checked_query(None, None, None, {name: value}).meta
-
-
-def _visible(incoming: Incoming) -> Callable[[Job], bool]:
-    if incoming.caller.sees_all(incoming.scope):
-        return everything
-    return lambda job: incoming.caller.sees(incoming.scope, job)
+    return Reply(JobList(jobs=jobs, cursor=page.cursor, looked=page.looked))
 
 
 async def _job(incoming: Incoming) -> tuple[Client, Job]:
@@ -220,15 +214,19 @@ async def delete_job(incoming: Incoming) -> Reply:
 # --- Many
 
 
-async def _act_on_many(incoming: Incoming, act: Act, wanted: Filter | None) -> Reply:
-    """Act on the jobs that the body names, or on those that match."""
+async def _act_on_many(
+    incoming: Incoming, act: Act, allowed: Sequence[State], default: Sequence[State] = ()
+) -> Reply:
+    """Act on the jobs that the body names, or on those that match: in an allowed state, which they
+    must name if there is no default."""
     client = await incoming.service.client()
     which = incoming.body
+    wanted = _wanted(incoming, client.clock.now_ms(), allowed, default)
     if wanted is None:
         answers, more = await _by_ids(incoming, client, act, which.ids), False
     else:
         matching = await find_jobs(
-            client, wanted, most=which.limit, look_most=LOOK_MOST, visible=_visible(incoming)
+            client, wanted, most=which.limit, look_most=LOOK_MOST, visible=visible(incoming)
         )
         if matching.more and not matching.states:
             raise Problem(
@@ -252,37 +250,34 @@ async def _by_ids(
     if incoming.caller.sees_all(incoming.scope):
         return await in_batches(act, client, ids)
     found = await client.store.get(ids)
-    seen = [job.id for job in found if job is not None and _visible(incoming)(job)]
+    seen = [job.id for job in found if job is not None and visible(incoming)(job)]
     answers = {answer.id: answer for answer in await in_batches(act, client, seen)}
     return [answers.get(id) or JobAnswer.unknown(id) for id in ids]
 
 
-def _wanted(which: Which | WhichDead, states: Sequence[State]) -> Filter | None:
-    """The filter that the body has, or None if it has ids; raises if it has both or neither."""
+def _wanted(
+    incoming: Incoming, now_ms: int, allowed: Sequence[State], default: Sequence[State]
+) -> Filter | None:
+    """The filter that the body has, or None if it has ids; raises if it has both or neither, or if
+    it is about no states or about others."""
+    which: Which | WhichDead = incoming.body
     chosen = which.filter
     if (which.ids is None) == (chosen is None):
         raise BadArguments("which jobs? Give ids, or a filter")
     if chosen is None:
         return None
-    query = checked_query(None, chosen.queue, chosen.task, chosen.meta)
-    since = None if chosen.since is None else due_ms(read_time("since", chosen.since))
-    return Filter(
-        states=states, queue=query.queue, task=query.task, meta=query.meta, since_ms=since
-    )
-
-
-def _states(which: Which, allowed: Sequence[State], default: Sequence[State]) -> Sequence[State]:
-    """The states that the filter names; raises if that is too much or can't be."""
-    chosen: JobFilter | None = which.filter
-    if chosen is None:
-        return ()
+    if isinstance(chosen, DeadFilter):
+        return filtered(incoming, chosen, now_ms, allowed)
     if chosen == JobFilter():
         raise BadArguments("which jobs? The filter is empty")
-    if chosen.state is not None and chosen.state not in allowed:
-        raise BadArguments(f"state={chosen.state}: must be one of {', '.join(allowed)}")
-    if chosen.state is None and not default:
+    wanted = filtered(incoming, chosen, now_ms, ())
+    for state in wanted.states:
+        if state not in allowed:
+            given = f"view={chosen.view}" if chosen.view else f"state={state}"
+            raise BadArguments(f"{given}: must be one of {', '.join(allowed)}")
+    if not wanted.states and not default:
         raise BadArguments(f"in which state? One of {', '.join(allowed)}")
-    return default if chosen.state is None else [chosen.state]
+    return wanted if wanted.states else replace(wanted, states=default)
 
 
 def _bulk(path: str, summary: str, body: type) -> Callable[[Handler], Handler]:
@@ -300,31 +295,30 @@ def _bulk(path: str, summary: str, body: type) -> Callable[[Handler], Handler]:
 @_bulk("/v1/jobs/cancel", "Cancel many jobs", Which)
 async def cancel_many(incoming: Incoming) -> Reply:
     """By ids, or by filter: then those that wait or run."""
-    states = _states(incoming.body, UNENDED, UNENDED)
-    return await _act_on_many(incoming, cancel_jobs, _wanted(incoming.body, states))
+    return await _act_on_many(incoming, cancel_jobs, UNENDED, default=UNENDED)
 
 
 @_bulk("/v1/jobs/rerun", "Run many ended jobs again", Which)
 async def rerun_many(incoming: Incoming) -> Reply:
-    """By ids, or by filter, which must have a state."""
-    states = _states(incoming.body, ENDED, ())
-    return await _act_on_many(incoming, rerun_jobs, _wanted(incoming.body, states))
+    """By ids, or by filter, which must have a state or a view. Repeat it while there is `more`,
+    with `until` as the time of the first request: then it ends, whatever ends meanwhile."""
+    return await _act_on_many(incoming, rerun_jobs, ENDED)
 
 
 @_bulk("/v1/jobs/delete", "Delete many ended jobs", Which)
 async def delete_many(incoming: Incoming) -> Reply:
-    """By ids, or by filter, which must have a state."""
-    states = _states(incoming.body, ENDED, ())
-    return await _act_on_many(incoming, delete_jobs, _wanted(incoming.body, states))
+    """By ids, or by filter, which must have a state or a view. Repeat it while there is `more`,
+    with `until` as the time of the first request: then it ends, whatever ends meanwhile."""
+    return await _act_on_many(incoming, delete_jobs, ENDED)
 
 
 @_bulk("/v1/dead/rerun", "Run dead jobs again", WhichDead)
 async def rerun_many_dead(incoming: Incoming) -> Reply:
     """By ids, or by filter; an empty one means all. Jobs that are not dead are left alone."""
-    return await _act_on_many(incoming, rerun_dead, _wanted(incoming.body, [State.DEAD]))
+    return await _act_on_many(incoming, rerun_dead, [State.DEAD])
 
 
 @_bulk("/v1/dead/delete", "Delete dead jobs", WhichDead)
 async def delete_many_dead(incoming: Incoming) -> Reply:
     """By ids, or by filter; an empty one means all. Jobs that are not dead are left alone."""
-    return await _act_on_many(incoming, delete_dead, _wanted(incoming.body, [State.DEAD]))
+    return await _act_on_many(incoming, delete_dead, [State.DEAD])

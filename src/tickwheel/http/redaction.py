@@ -39,6 +39,15 @@ class Redaction:
             meta=self.hidden(document.meta),
         )
 
+    def searchable(self, job: Job, caller: Caller) -> tuple[Any, dict[str, str]]:
+        """The arguments and the meta, without the values that this caller may not see."""
+        document = self.document(job, caller)
+        return document.arguments, document.meta
+
+    def hides(self, name: str, caller: Caller) -> bool:
+        """Whether this caller may not see values of this name."""
+        return name == FINGERPRINT or (not caller.admin and self._hides(name))
+
     def hidden(self, value: Any) -> Any:
         """The value, with the secrets in it hidden."""
         if isinstance(value, dict):

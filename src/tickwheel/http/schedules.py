@@ -16,20 +16,29 @@ from tickwheel.duration import due_ms, duration_ms, iso, moment
 from tickwheel.errors import BadTime
 from tickwheel.http.adding import JOBS, read_time
 from tickwheel.http.body import check_depth
-from tickwheel.http.forms import NewSchedule, NextTicks, Preview, Range
+from tickwheel.http.forms import LastTicks, NewSchedule, NextTicks, Preview, Range
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.table import Incoming, Reply, Table
-from tickwheel.operate.documents import ScheduleDocument, Time, iso_ms, schedule_document
+from tickwheel.job import Job, State
+from tickwheel.operate.documents import (
+    ScheduleDocument,
+    Time,
+    iso_ms,
+    job_document,
+    schedule_document,
+)
 from tickwheel.operate.keys import Scope
 from tickwheel.operate.simulate import (
     DAY_MS,
     LONGEST_MS,
+    ClockChange,
     Tick,
+    changes_on,
     simulate_rules,
     ticking,
     zone_of,
 )
-from tickwheel.schedule import Rule, next_tick, ticks_of
+from tickwheel.schedule import Rule, last_ticks, next_tick, tick_id, ticks_of
 from tickwheel.schedules import AppSchedules, ScheduleInfo, make_rule
 
 table = Table()
@@ -58,10 +67,30 @@ class ScheduleRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TickTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A tick, in UTC and on the wall clock of the schedule's zone."""
+    """A tick, in UTC and on the wall clock of the schedule's zone; and in words, whether that clock
+    changes on this day."""
 
     at: Time
     there: Time
+    change: str | None
+
+
+class TickRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a tick; without a state, there is no job: it was skipped, or pruned since."""
+
+    tick: Time
+    id: str
+    state: State | None
+    started: Time | None
+    ended: Time | None
+    lateness_ms: int | None
+    error: str | None
+
+
+class TickRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """The last ticks, newest first."""
+
+    runs: list[TickRun]
 
 
 class TickList(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,6 +315,47 @@ async def next_ticks(incoming: Incoming) -> Reply:
 
 @table.operation(
     "GET",
+    f"{PATH}/runs",
+    scope=Scope.READ,
+    summary="List a schedule's last ticks",
+    query=LastTicks,
+    answers={200: TickRuns},
+    problems=(Kind.INVALID,),
+)
+async def last_runs(incoming: Incoming) -> Reply:
+    """What became of each tick of its rule as it is now, newest first."""
+    found = await _known(incoming)
+    rule = found.rule
+    if rule is None:
+        raise Problem(Kind.INVALID, f"its rule can't be read: {found.problem}")
+    client = await incoming.service.client()
+    now_ms, count = client.clock.now_ms(), incoming.query.count
+    ticks = await asyncio.to_thread(last_ticks, rule, rule.start_ms or 0, now_ms, count)
+    jobs = await client.store.get([tick_id(found.name, ms) for ms in ticks])
+    runs = [_tick_run(found.name, ms, job) for ms, job in zip(ticks, jobs, strict=True)]
+    return Reply(TickRuns(runs=runs[::-1]))
+
+
+def _tick_run(name: str, tick_ms: int, job: Job | None) -> TickRun:
+    """The run that counts is the last that started."""
+    document = None if job is None else job_document(job)
+    started_ms = None if job is None else job.started_ms
+    if job is not None and started_ms is None:
+        known = [run.started_ms for run in job.history if run.started_ms is not None]
+        started_ms = known[-1] if known else None
+    return TickRun(
+        tick=iso_ms(tick_ms),
+        id=tick_id(name, tick_ms),
+        state=None if job is None else job.state,
+        started=None if started_ms is None else iso_ms(started_ms),
+        ended=None if document is None else document.ended,
+        lateness_ms=None if job is None or started_ms is None else started_ms - job.due_ms,
+        error=None if document is None else document.error,
+    )
+
+
+@table.operation(
+    "GET",
     "/v1/preview",
     scope=Scope.READ,
     summary="Try an expression",
@@ -306,7 +376,8 @@ async def _ticks(incoming: Incoming, rule: Rule) -> Reply:
     after_ms = client.clock.now_ms() if query.after is None else _past(query.after)
     explained, zone = ticks_of(rule).explain(), zone_of(rule)
     found = await _in_thread(lambda stop: following(rule, after_ms, query.count, stop))
-    ticks = [_tick_time(moment(ms), ZoneInfo(zone)) for ms in found]
+    changes = await asyncio.to_thread(changes_on, zone, found)
+    ticks = [_tick_time(moment(ms), ZoneInfo(zone), changes.get(ms)) for ms in found]
     return Reply(TickList(explained=explained, tz=zone, ticks=ticks))
 
 
@@ -331,9 +402,9 @@ async def _in_thread(search: Callable[[threading.Event], list[int]]) -> list[int
         stop.set()
 
 
-def _tick_time(at: datetime, zone: ZoneInfo) -> TickTime:
+def _tick_time(at: datetime, zone: ZoneInfo, change: ClockChange | None) -> TickTime:
     there = at.astimezone(zone).isoformat(timespec="milliseconds")
-    return TickTime(at=iso(at), there=there)
+    return TickTime(at=iso(at), there=there, change=None if change is None else change.words)
 
 
 def _past(text: str) -> int:
@@ -384,13 +455,13 @@ async def simulate_schedules(incoming: Incoming) -> Reply:
 
 
 def _simulated(tick: Tick, task: str) -> SimulatedTick:
-    time = _tick_time(moment(tick.ms), ZoneInfo(tick.tz))
+    time = _tick_time(moment(tick.ms), ZoneInfo(tick.tz), tick.change)
     return SimulatedTick(
         schedule=tick.name,
         task=task,
         at=time.at,
         tz=tick.tz,
         there=time.there,
-        change=None if tick.change is None else tick.change.words,
+        change=time.change,
         beside=list(tick.beside),
     )

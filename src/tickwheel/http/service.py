@@ -9,6 +9,7 @@ from typing import Any
 from tickwheel.app import App
 from tickwheel.client import Client
 from tickwheel.errors import StoreUnavailable
+from tickwheel.http.recent import Recent
 from tickwheel.http.redaction import Redaction
 from tickwheel.operate.audit import Audit
 from tickwheel.operate.keys import Keys
@@ -31,6 +32,7 @@ class Service:
         self._takes_any_task = takes_any_task
         # Ids of jobs that requests with an Idempotency-Key are adding.
         self.adding: set[str] = set()
+        self.recent = Recent()
         self._client: Client | None = None
         self._metrics: Any = None
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.client import Client
 from tickwheel.job import CancelOutcome, Job, State
+from tickwheel.operate.fingerprint import fingerprint
 from tickwheel.store import Page, Query
 
 # How many jobs one call to the store finds or changes.
 BATCH = 1000
-# How many jobs a list looks at to find those since a time, for which no store has an index.
+# How many jobs are looked at to find those that match, if no store has an index for it.
 LOOK_MOST = 100_000
 
 
@@ -29,22 +31,58 @@ class Filter:
     meta: tuple[str, str] | None = None
     # Added or ended at this time or later.
     since_ms: int | None = None
+    # From when until when (excluded) they are due, or if they have ended, did.
+    from_ms: int | None = None
+    until_ms: int | None = None
+    # Whether the order of time matters, whatever the queue.
+    in_order: bool = False
+    # Whether they have failed before.
+    retrying: bool = False
+    # The worker that has them.
+    worker: str | None = None
+    # What they died of.
+    fingerprint: str | None = None
+    # Whether they have some text.
+    has_text: Callable[[Job], bool] | None = None
 
     @property
     def narrow(self) -> bool:
         """Whether it leaves out anything, apart from states."""
-        return any(each is not None for each in (self.queue, self.task, self.meta, self.since_ms))
+        return self.choosy or any(
+            each is not None
+            for each in (self.queue, self.task, self.meta, self.from_ms, self.until_ms)
+        )
+
+    @property
+    def choosy(self) -> bool:
+        """Whether it says what no query can."""
+        others = (self.since_ms, self.worker, self.fingerprint, self.has_text)
+        return self.retrying or any(each is not None for each in others)
 
     @property
     def queries(self) -> list[Query]:
+        ordered = self.in_order and self.from_ms is None and self.until_ms is None
         return [
-            Query(state=state, queue=self.queue, task=self.task, meta=self.meta)
+            Query(
+                state=state,
+                queue=self.queue,
+                task=self.task,
+                meta=self.meta,
+                from_ms=0 if ordered else self.from_ms,
+                until_ms=self.until_ms,
+            )
             for state in self.states or (None,)
         ]
 
     def keeps(self, job: Job) -> bool:
         """What no query can say."""
-        return self.since_ms is None or max(job.created_ms, job.ended_ms or 0) >= self.since_ms
+        return (
+            (self.since_ms is None or max(job.created_ms, job.ended_ms or 0) >= self.since_ms)
+            and (not self.retrying or job.failures > 0)
+            and self.worker in (None, job.worker)
+            and self.fingerprint in (None, fingerprint(job.task, job.error))
+            and (self.has_text is None or self.has_text(job))
+        )
 
 
 def everything(_: Job) -> bool:
@@ -77,7 +115,7 @@ async def find_jobs(
             if len(found) >= most or (look_most is not None and looked >= look_most):
                 return Matching(found, True)
             page = await client.find(query, cursor=cursor, limit=BATCH)
-            looked += len(page.jobs)
+            looked += max(page.looked, len(page.jobs))
             # Jobs that changed while we paged may appear twice.
             found |= {job.id: job.state for job in page.jobs if wanted.keeps(job) and visible(job)}
             cursor = page.cursor
@@ -92,19 +130,22 @@ async def find_page(
     *,
     cursor: str | None,
     limit: int,
+    look_most: int = LOOK_MOST,
+    look_s: float | None = None,
     visible: Callable[[Job], bool] = everything,
 ) -> Page:
     """Up to `limit` jobs that match and are `visible`. A store may return short pages: asks until
-    it has no more, or has looked at many."""
+    it has no more, or has looked at `look_most`, or for `look_s` seconds."""
     [query] = wanted.queries
     jobs: list[Job] = []
     looked = 0
-    choosy = wanted.since_ms is not None or visible is not everything
+    choosy = wanted.choosy or visible is not everything
+    enough = enough_looked(look_most, look_s)
 
     def keep(page: Page) -> list[Job]:
         return [job for job in page.jobs if wanted.keeps(job) and visible(job)]
 
-    while len(jobs) < limit and looked < LOOK_MOST:
+    while len(jobs) < limit and not enough(looked):
         left = limit - len(jobs)
         size = BATCH if choosy else min(left, BATCH)
         page = await client.find(query, cursor=cursor, limit=size)
@@ -115,11 +156,18 @@ async def find_page(
             page = await client.find(query, cursor=cursor, limit=size)
             kept = keep(page)
         jobs += kept
-        looked += len(page.jobs)
+        looked += max(page.looked, len(page.jobs))
         cursor = page.cursor
         if cursor is None:
             break
-    return Page(jobs=jobs, cursor=cursor)
+    return Page(jobs=jobs, cursor=cursor, looked=looked)
+
+
+def enough_looked(look_most: int, look_s: float | None) -> Callable[[int], bool]:
+    """Whether so many jobs were enough to look at, or it took long enough."""
+    now = asyncio.get_running_loop().time
+    until = float("inf") if look_s is None else now() + look_s
+    return lambda looked: looked >= look_most or (looked > 0 and now() >= until)
 
 
 # --- What was done to each

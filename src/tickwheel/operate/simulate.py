@@ -119,6 +119,20 @@ def clock_changes(tz: str, start_ms: int, end_ms: int) -> list[ClockChange]:
     return changes
 
 
+def changes_on(tz: str, ticks_ms: Iterable[int]) -> dict[int, ClockChange]:
+    """The change of the zone's clock on the local day of each of these ticks, if there is one."""
+    zone = ZoneInfo(tz)
+    days: dict[date, ClockChange | None] = {}
+    found: dict[int, ClockChange] = {}
+    for ms in ticks_ms:
+        day = moment(ms).astimezone(zone).date()
+        if day not in days:
+            days[day] = _on_day(clock_changes(tz, ms, ms + 1), ms)
+        if (change := days[day]) is not None:
+            found[ms] = change
+    return found
+
+
 def _change(tz: str, zone: tzinfo, at: datetime) -> ClockChange:
     """The change between `at` and the next sample."""
     before, after = _offset(at, zone), _offset(at + _LOOK, zone)

@@ -25,17 +25,21 @@ from tickwheel.limit import Rate, admit
 from tickwheel.masking import masked
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    CURSOR_LIMIT,
     PARKED_LIMIT,
     Durability,
     Finding,
     Page,
     Query,
     QueueInfo,
+    SlotCounts,
+    Slots,
     Tell,
     WorkerInfo,
     each_once,
     job_bytes,
     not_a_cursor,
+    time_ms,
 )
 from tickwheel.stores.waiting import Waiters, Watches
 from tickwheel.wheel import TimingWheel
@@ -419,22 +423,37 @@ class MemoryStore:
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         """Sorts all jobs for each page: fit for tests, where jobs are few."""
-        before, mark, last = ("after:" if cursor is None else cursor).partition("after:")
-        if before or not mark:
-            raise not_a_cursor(str(cursor))
+        place = _place_in_time if query.timed else _place
+        after = None if cursor is None else _parsed(cursor, len(place(_ANY_JOB)))
         with self._lock:
-            matching = [id for id in sorted(self._jobs) if id > last and self._matches(id, query)]
-            jobs = [self._jobs[id] for id in matching[:limit]]
-        jobs = next(portions(jobs, job_bytes, most=limit), [])
-        return Page(jobs=jobs, cursor=f"after:{jobs[-1].id}" if len(matching) > len(jobs) else None)
+            matching = [job for job in self._jobs.values() if self._matches(job, query)]
+        matching = sorted(
+            (job for job in matching if after is None or place(job) > after), key=place
+        )
+        jobs = next(portions(matching[:limit], job_bytes, most=limit), [])
+        more = len(matching) > len(jobs)
+        return Page(
+            jobs=jobs, cursor=_cursor(place(jobs[-1])) if more else None, looked=len(matching)
+        )
 
-    def _matches(self, id: str, query: Query) -> bool:
-        job = self._jobs[id]
+    def _matches(self, job: Job, query: Query) -> bool:
         return (
             (query.state is None or job.state is query.state)
             and (query.queue is None or job.queue == query.queue)
             and (query.task is None or job.task == query.task)
             and query.has_meta(job)
+            and query.in_time(job)
+        )
+
+    async def slot_counts(self, slots: Slots) -> SlotCounts | None:
+        of_state = Query(state=slots.state, queue=slots.queue)
+        with self._lock:
+            times = [time_ms(job) for job in self._jobs.values() if self._matches(job, of_state)]
+        counts = Counter((ms - slots.start_ms) // slots.width_ms for ms in times)
+        return SlotCounts(
+            before=sum(counts[slot] for slot in counts if slot < 0),
+            counts=[counts[slot] for slot in range(slots.count)],
+            after=sum(counts[slot] for slot in counts if slot >= slots.count),
         )
 
     async def parked(self) -> list[Job]:
@@ -493,3 +512,37 @@ class MemoryStore:
 
 def _due_ms(job: Job) -> int:
     return job.due_ms
+
+
+# --- Pages
+
+_Place = tuple[int | str, ...]
+_AFTER = "after:"
+_places = msgspec.json.Decoder(tuple[int | str, ...])
+_ANY_JOB = Job(id="", task="", payload="", due_ms=0, created_ms=0)
+
+
+def _place(job: Job) -> _Place:
+    return (job.id,)
+
+
+def _place_in_time(job: Job) -> _Place:
+    """By state: the next due first, or the last that ended."""
+    ended = job.ended_ms is not None
+    return list(State).index(job.state), -time_ms(job) if ended else time_ms(job), job.id
+
+
+def _cursor(place: _Place) -> str:
+    return _AFTER + msgspec.json.encode(place).decode()
+
+
+def _parsed(cursor: str, parts: int) -> _Place:
+    kinds = (str,) if parts == 1 else (int, int, str)
+    try:
+        fits = cursor.startswith(_AFTER) and len(cursor) <= CURSOR_LIMIT
+        place = _places.decode(cursor.removeprefix(_AFTER) if fits else "")
+    except (msgspec.DecodeError, ValueError):
+        raise not_a_cursor(cursor) from None
+    if tuple(map(type, place)) != kinds:
+        raise not_a_cursor(cursor)
+    return place

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -31,6 +31,17 @@ _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _parts = msgspec.json.Decoder(list[str | _Number])
 
 
+class Timed(Protocol):
+    """A statement that reads the jobs of a state (not running) in the order of their time: for all
+    queues or for one, from the start or from a cursor on.
+
+    Its rows are key, task, bytes, time and n. Its parameters are `from` and `until`, `limit`, and
+    where needed `queue`, and `ms` and `n` of the cursor.
+    """
+
+    def __call__(self, state: str, *, queue: bool, after: bool) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table of jobs, and how its database writes a statement."""
@@ -44,6 +55,8 @@ class Table:
     running: str
     # A named parameter, as in ":{}".
     mark: str
+    # Reads the jobs of a state in the order of their time, whatever their queue: see `Timed`.
+    timed: Timed
     # Whether parked jobs have an index, and in the table a state, of their own: `PARKED`.
     parked: bool = False
 
@@ -80,18 +93,26 @@ class Pager:
         self.picked: list[Any] = []
         self.cursor: str | None = None
 
+    def _in_time(self, state: str) -> bool:
+        """Whether the jobs of this state are read in the order of their time. Running ones are few,
+        and their index is by lease."""
+        return self._query.timed and state != State.RUNNING
+
+    def _order(self, state: str) -> tuple[str, ...]:
+        return ("ms", "n") if self._in_time(state) else self._table.order(state)
+
     def _parsed(self, cursor: str) -> list[Any]:
         """The state and the key. A cursor comes from outside, so nothing else may get through."""
         try:
             at, *key = _parts.decode(cursor if len(cursor) <= CURSOR_LIMIT else "")
         except (msgspec.DecodeError, ValueError):
             raise not_a_cursor(cursor) from None
-        columns = self._table.order(str(at))
+        columns = self._order(str(at))
         if (
             at not in self._states
             or [isinstance(value, str) for value in key] != [each in _NAMES for each in columns]
             or any(isinstance(value, str) and "\0" in value for value in key)
-            or self._query.queue not in (None, key[0])
+            or (columns[0] == "queue" and self._query.queue not in (None, key[0]))
         ):
             raise not_a_cursor(cursor)
         return [at, *key]
@@ -100,6 +121,13 @@ class Pager:
         if not self._states:
             return None
         state, query, table = self._states[0], self._query, self._table
+        left = self._limit - len(self.picked) if query.task is None else SCAN - self._looked
+        values: dict[str, Any] = {"limit": left, "queue": query.queue, **range_of(query)}
+        last = self._last[1:] if self._last is not None and self._last[0] == state else None
+        if self._in_time(state):
+            values |= {} if last is None else {"ms": last[0], "n": last[1]}
+            sql = table.timed(state, queue=query.queue is not None, after=last is not None)
+            return sql, values
         columns = table.order(state)
         beyond, order = ("<", "desc") if state in ENDED else (">", "asc")
         # The state is written out: a partial index is used only if its condition is in the query.
@@ -108,10 +136,12 @@ class Pager:
             conditions.append("ended_ms is not null")
         if query.queue is not None:
             conditions.append(f"queue = {table.mark.format('queue')}")
-        left = self._limit - len(self.picked) if query.task is None else SCAN - self._looked
-        values: dict[str, Any] = {"limit": left, "queue": query.queue}
-        if self._last is not None and self._last[0] == state:
-            after = {f"k{i}": value for i, value in enumerate(self._last[1:])}
+        if query.timed:
+            conditions.append(
+                f"due_ms >= {table.mark.format('from')} and due_ms < {table.mark.format('until')}"
+            )
+        if last is not None:
+            after = {f"k{i}": value for i, value in enumerate(last)}
             marks = ", ".join(map(table.mark.format, after))
             conditions.append(f"({', '.join(columns)}) {beyond} ({marks})")
             values |= after
@@ -139,12 +169,22 @@ class Pager:
         self._states = []
         self.cursor = msgspec.json.encode(self._last).decode()
 
+    @property
+    def looked(self) -> int:
+        return self._looked
+
+
+def range_of(query: Query) -> dict[str, int]:
+    """The time range, as parameters."""
+    from_ms = -(2**53) if query.from_ms is None else query.from_ms
+    return {"from": from_ms, "until": 2**53 if query.until_ms is None else query.until_ms}
+
 
 class MetaPager:
     """One page of the jobs with some meta: used like a Pager.
 
-    `sql` reads key, state, queue, task, bytes and number of those whose number is below a limit,
-    the highest first. Its parameters are name, value, below and limit.
+    `sql` reads key, state, queue, task, time, bytes and number of those whose number is below a
+    limit, the highest first. Its parameters are name, value, below and limit.
     """
 
     def __init__(
@@ -155,8 +195,10 @@ class MetaPager:
         self._query = query
         self._states = table.states(query.state)
         self._limit = limit
-        others = query.state is not None or query.queue is not None or query.task is not None
+        names = (query.state, query.queue, query.task)
+        others = query.timed or any(each is not None for each in names)
         self._most = SCAN if others else limit
+        self.looked = 0
         self._below = 2**63 - 1 if cursor is None else _number(cursor)
         self._read = False
         self.picked: list[Any] = []
@@ -172,9 +214,12 @@ class MetaPager:
 
     def take(self, rows: Sequence[Sequence[Any]]) -> None:
         total = 0
-        for found, state, queue, task, size, n in rows:
+        least, beyond = range_of(self._query).values()
+        for found, state, queue, task, ms, size, n in rows:
+            self.looked += 1
             if (
                 state in self._states
+                and least <= ms < beyond
                 and self._query.queue in (None, queue)
                 and self._query.task in (None, task)
             ):

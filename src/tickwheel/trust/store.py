@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
+import msgspec
+
 from tickwheel.envelope import REFUSED
 from tickwheel.job import Job, Settlement, dead, release
 from tickwheel.schedule import Schedule
@@ -131,7 +133,8 @@ class SealedStore:
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         page = await self.inner.find(query, cursor=cursor, limit=limit)
-        return Page(jobs=[self._trust.browse(job) for job in page.jobs], cursor=page.cursor)
+        jobs = [self._trust.browse(job) for job in page.jobs]
+        return msgspec.structs.replace(page, jobs=jobs)
 
     async def parked(self) -> list[Job]:
         return [self._trust.browse(job) for job in await self.inner.parked()]

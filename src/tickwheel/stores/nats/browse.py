@@ -49,33 +49,35 @@ class Finder:
         self._jobs = jobs
         self._parked = parked
 
-    async def find(self, query: Query, cursor: str, limit: int) -> tuple[list[Job], str]:
-        """Some jobs that match, and the cursor for more; empty if there are no more."""
+    async def find(self, query: Query, cursor: str, limit: int) -> tuple[list[Job], str, int]:
+        """Some jobs that match, the cursor for more, empty if there are no more, and how many jobs
+        were looked at."""
         sources = await self._sources(query)
         names = [name for name, _, _ in sources]
         name, _, at = cursor.partition(".")
         source = source_of(name, names)
         seq = int(at) if at.isdigit() and name in names else 0
-        scans = query.task is not None or query.meta is not None
+        scanning = scans(query)
         found: list[Job] = []
-        total = 0
+        total = looked = 0
         while source < len(sources) and len(found) < limit and total < BATCH_BYTES:
             _, subject, backwards = sources[source]
-            wanted = SCAN if scans else limit - len(found)
+            wanted = SCAN if scanning else limit - len(found)
             read = self._backwards if backwards else self._forwards
             standings, seq = await read(subject, seq, wanted)
             for standing in await self._jobs.still_ready(standings):
+                looked += 1
                 if _matches(standing.job, query):
                     found.append(standing.job)
                     total += job_bytes(standing.job)
                     full = len(found) == limit or total >= BATCH_BYTES
                     if full and standing is not standings[-1]:
-                        return found, f"{names[source]}.{_after(standing, backwards)}"
+                        return found, f"{names[source]}.{_after(standing, backwards)}", looked
             if seq == 0:
                 source += 1
-            elif scans or not standings:
+            elif scanning or not standings:
                 break
-        return found, f"{names[source]}.{seq}" if source < len(sources) else ""
+        return found, f"{names[source]}.{seq}" if source < len(sources) else "", looked
 
     async def _sources(self, query: Query) -> list[tuple[str, str, bool]]:
         """The subjects to read, by name, and whether to read them backwards: ended jobs, latest
@@ -154,8 +156,16 @@ def _queues(lines: Iterable[Line], queue: str | None) -> set[str]:
 
 def _matches(job: Job, query: Query) -> bool:
     return (
-        query.state in (None, job.state) and query.task in (None, job.task) and query.has_meta(job)
+        query.state in (None, job.state)
+        and query.task in (None, job.task)
+        and query.has_meta(job)
+        and query.in_time(job)
     )
+
+
+def scans(query: Query) -> bool:
+    """Whether jobs have to be read to find those that match."""
+    return query.task is not None or query.meta is not None or query.timed
 
 
 def _after(standing: Standing, backwards: bool) -> int:

@@ -24,7 +24,7 @@ from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock, SystemClock
 from tickwheel.concurrency import first_of
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
-from tickwheel.limit import Rate, admit
+from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
     PARKED_LIMIT,
@@ -33,6 +33,8 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    SlotCounts,
+    Slots,
     Tell,
     WorkerInfo,
     each_once,
@@ -41,23 +43,20 @@ from tickwheel.store import (
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.answers import nanoseconds
 from tickwheel.stores.nats.away import Away
-from tickwheel.stores.nats.browse import alive, counted, cursor_at, parse_cursor
+from tickwheel.stores.nats.browse import alive, counted, cursor_at, parse_cursor, scans
+from tickwheel.stores.nats.buckets import take_token
 from tickwheel.stores.nats.ends import Ends
 from tickwheel.stores.nats.health import durability_of, findings_of
 from tickwheel.stores.nats.parked import Arrivals, Part
 from tickwheel.stores.nats.shard import Shard
-from tickwheel.stores.nats.steps import Check, Line, Step
+from tickwheel.stores.nats.steps import Line, Step
 from tickwheel.stores.nats.url import NatsOptions
 from tickwheel.stores.nats.wire import Message, Wire, publish_line
 
-# The state of a rate limit expires when it was not used for this long and is full again.
-BUCKET_TTL_S = 3600
 # How often the server's clock is measured, and how often the settings of the streams are checked.
 MEASURE_S, WATCH_S = 30.0, 5.0
 # How far the server's clock may be ahead of our estimate.
 DOUBT_MS = 1_000
-# How often a rate limit is tried that others change at the same moment.
-TRIES = 50
 # How many lines one message names.
 LINES_NAMED = 100
 # How many jobs an operator's step reads at once, and then writes.
@@ -506,29 +505,35 @@ class NatsStore:
         return [found.get(id) for id in ids]
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
-        """Neither tasks nor meta have an index: a page scans about a thousand jobs for them."""
+        """Tasks, meta and times have no index: a page scans about a thousand jobs for them."""
         shards = sorted(self._turn(), key=lambda shard: shard.layout.stream)
         at, rest, missing = parse_cursor(cursor)
         jobs: list[Job] = []
+        looked = 0
         while at < len(shards) and not jobs:
             shard, after = shards[at], ""
 
             async def look(shard: Shard, _: list[str], rest: str = rest) -> None:
-                nonlocal jobs, after
-                jobs, after = await shard.finder.find(query, rest, limit)
+                nonlocal jobs, after, looked
+                jobs, after, some = await shard.finder.find(query, rest, limit)
+                looked += some
 
             failed = await self._away.of_all({shard: []}, look)
             if failed and len(shards) == 1:
                 raise failed[shard]
             missing += [at] if failed else []
             at, rest = (at, after) if after else (at + 1, "")
-            if after and (query.task is not None or query.meta is not None):
+            if after and scans(query):
                 break  # the next page scans on
         if missing and at == len(shards) and not jobs:
             names = ", ".join(shards[each].layout.stream for each in missing)
             raise StoreUnavailable(f"no answer from {names}: their jobs are not listed")
         more = at < len(shards) or (missing and at == len(shards))
-        return Page(jobs=jobs, cursor=cursor_at(at, rest, missing) if more else None)
+        place = cursor_at(at, rest, missing) if more else None
+        return Page(jobs=jobs, cursor=place, looked=looked)
+
+    async def slot_counts(self, slots: Slots) -> SlotCounts | None:
+        return None
 
     async def parked(self) -> list[Job]:
         found = [job for shard in self._turn() for job in await shard.parked.first_of_each()]
@@ -571,21 +576,7 @@ class NatsStore:
         return alive([body for _, _, body in found], now_ms)
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
-        shard = self._shard(key)
-        subject = f"{shard.layout.prefix}.b.{steps.subject_part(key)}"
-        for _ in range(TRIES):
-            found = await shard.stream.leader_last(subject)
-            full_ns, seq = (int(found[2]), found[1]) if found else (None, 0)
-            full_ns, wait_ms = admit(full_ns, rate, now_ms)
-            if wait_ms:
-                return wait_ms
-            full_s = full_ns // S_NS - now_ms // 1000 + 1
-            ttl = f"Nats-TTL: {max(full_s, BUCKET_TTL_S)}s\r\n"
-            headers = Check(subject, seq).headers + ttl
-            step = Step(subject, headers, str(full_ns).encode())
-            if await shard.room.store(step):
-                return 0
-        raise StoreUnavailable(f"the rate limit {key!r} is too busy")
+        return await take_token(self._shard(key), key, rate, now_ms)
 
     async def durability(self) -> Durability:
         return await durability_of(self._options, self._first.stream)

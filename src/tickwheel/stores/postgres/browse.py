@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
 from tickwheel.batch import portions
-from tickwheel.job import Job
+from tickwheel.job import Job, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Page, Query, QueueInfo, SlotCounts, Slots, WorkerInfo
 from tickwheel.stores.pager import MetaPager, Pager, Table
 from tickwheel.stores.postgres import parking
 from tickwheel.stores.postgres.pool import Connection
@@ -95,13 +95,21 @@ def _tagged(schema: str) -> str:
             where name = %(name)s and value = %(value)s and n < %(below)s
             order by name desc, value desc, n desc limit %(limit)s)
         select found.*, tagged.n from tagged, lateral (
-            select id, state::text, queue, task, {ROW_BYTES} from {schema}.job
+            select id, state::text, queue, task, coalesce(ended_ms, due_ms), {ROW_BYTES}
+            from {schema}.job
             where job.id = tagged.id limit 1) as found
         order by tagged.n desc"""
 
 
 async def find(db: Connection, schema: str, query: Query, cursor: str | None, limit: int) -> Page:
-    table = Table(f"{schema}.job", key="id", size=ROW_BYTES, running="watch_ms", mark="%({})s")
+    table = Table(
+        f"{schema}.job",
+        key="id",
+        size=ROW_BYTES,
+        running="watch_ms",
+        mark="%({})s",
+        timed=partial(_timed, schema),
+    )
     pager: Pager | MetaPager
     if query.meta is None:
         pager = Pager(table, query, cursor, limit)
@@ -109,7 +117,65 @@ async def find(db: Connection, schema: str, query: Query, cursor: str | None, li
         pager = MetaPager(table, _tagged(schema), query, cursor, limit)
     while (read := pager.next_read()) is not None:
         pager.take(await (await db.execute(*read)).fetchall())
-    return Page(jobs=await _known(db, schema, pager.picked), cursor=pager.cursor)
+    jobs = await _known(db, schema, pager.picked)
+    return Page(jobs=jobs, cursor=pager.cursor, looked=pager.looked)
+
+
+def _lanes(schema: str, state: str, *, queue: bool) -> tuple[str, str]:
+    """The lanes, each one range of an index, and which jobs are in one. Parked jobs have a priority
+    below 0."""
+    queues = (
+        "select %(queue)s::text as queue"
+        if queue
+        else f"select distinct queue from {schema}.tally where state = '{state}'"
+    )
+    if state != State.WAITING:
+        inside = f"state = '{state}' and ended_ms is not null and job.queue = lane.queue"
+        return queues, inside
+    lanes = f"select queue, level from ({queues}) as mine, generate_series(-4, 3) as level"
+    return lanes, "state = 'waiting' and job.queue = lane.queue and priority = lane.level"
+
+
+@cache
+def _timed(schema: str, state: str, *, queue: bool, after: bool) -> str:
+    """See `pager.Timed`."""
+    lanes, inside = _lanes(schema, state, queue=queue)
+    ms, order, beyond = ("due_ms", "", ">") if state == State.WAITING else ("ended_ms", "desc", "<")
+    behind = f"and ({ms}, n) {beyond} (%(ms)s, %(n)s)" if after else ""
+    columns = "queue, priority" if state == State.WAITING else "state, queue"
+    by = ", ".join(f"{each} {order}" for each in f"{columns}, {ms}, n".split(", "))
+    return f"""
+        select found.* from ({lanes}) as lane, lateral (
+            select id, task, {ROW_BYTES}, {ms} as ms, n from {schema}.job
+            where {inside} and {ms} >= %(from)s and {ms} < %(until)s {behind}
+            order by {by} limit %(limit)s) as found
+        order by ms {order}, n {order} limit %(limit)s"""
+
+
+async def slot_counts(db: Connection, schema: str, slots: Slots) -> SlotCounts:
+    """What comes after the last slot is the rest, and not counted."""
+    lanes, inside = _lanes(schema, slots.state, queue=slots.queue is not None)
+    ms = "due_ms" if slots.state is State.WAITING else "ended_ms"
+    cursor = await db.execute(
+        f"""select greatest(floor(({ms} - %(start)s) / %(width)s::numeric), -1)::int, count(*)
+            from ({lanes}) as lane join {schema}.job on {inside} and {ms} < %(end)s group by 1
+            union all
+            select null, coalesce(sum(jobs), 0) from {schema}.tally
+            where state = '{slots.state}' and queue = coalesce(%(queue)s, queue)""",
+        {
+            "queue": slots.queue,
+            "start": slots.start_ms,
+            "end": slots.end_ms,
+            "width": slots.width_ms,
+        },
+    )
+    found: dict[int | None, int] = {slot: int(jobs) for slot, jobs in await cursor.fetchall()}
+    total = found.pop(None, 0)
+    return SlotCounts(
+        before=found.get(-1, 0),
+        counts=[found.get(slot, 0) for slot in range(slots.count)],
+        after=total - sum(found.values()),
+    )
 
 
 async def _known(db: Connection, schema: str, ids: Sequence[str]) -> list[Job]:

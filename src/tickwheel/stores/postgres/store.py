@@ -27,6 +27,8 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    SlotCounts,
+    Slots,
     Tell,
     WorkerInfo,
     each_once,
@@ -331,6 +333,9 @@ class PostgresStore:
         """Jobs with some meta have an index: a table. A task has none: a page scans a thousand jobs
         for it, and for any filter beside meta."""
         return await self._run(browse.find, query, cursor, limit)
+
+    async def slot_counts(self, slots: Slots) -> SlotCounts | None:
+        return await self._run(browse.slot_counts, slots)
 
     async def parked(self) -> list[Job]:
         return await self._run(browse.parked)

@@ -6,17 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from tickwheel.batch import BATCH
 from tickwheel.job import Job, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import PARKED_LIMIT, Page, Query, QueueInfo, WorkerInfo, not_a_cursor
-from tickwheel.stores.redis import keys, records
+from tickwheel.stores.redis import keys, records, times
+from tickwheel.stores.redis.reading import get, names_of_queues
 from tickwheel.stores.redis.wire import Wire
 
 # How many jobs one page reads if it is filtered by task, for which there is no set, or by meta.
 SCAN = 1000
-# How many queues one step reads: each has twelve sets.
-QUEUES = 100
 
 _worker = msgspec.json.Decoder(WorkerInfo).decode
 
@@ -24,16 +22,11 @@ _worker = msgspec.json.Decoder(WorkerInfo).decode
 # --- Jobs
 
 
-async def get(wire: Wire, ids: Sequence[str]) -> list[Job | None]:
-    found: list[Job | None] = []
-    while len(found) < len(ids):
-        found += records.read_all(*await wire.step("get", ids[len(found) : len(found) + BATCH]))
-    return found
-
-
 async def find(wire: Wire, query: Query, cursor: str | None, limit: int) -> Page:
     if query.meta is not None:
         return await _find_tagged(wire, query, cursor, limit)
+    if query.timed:
+        return await times.find(wire, query, cursor, limit)
     states = [query.state] if query.state else list(State)
     letters = [records.LETTERS[state] for state in states]
     after = None if cursor is None else _after(cursor, letters, query.queue)
@@ -49,8 +42,8 @@ async def find(wire: Wire, query: Query, cursor: str | None, limit: int) -> Page
         jobs += [job for job in records.read_all(found, lines) if job]
         last, behind = seen or last, False
         if not whole:
-            return Page(jobs=jobs, cursor=records.cursor_of(last))
-    return Page(jobs=jobs)
+            return Page(jobs=jobs, cursor=records.cursor_of(last), looked=looked)
+    return Page(jobs=jobs, looked=looked)
 
 
 async def _find_tagged(wire: Wire, query: Query, cursor: str | None, limit: int) -> Page:
@@ -69,8 +62,9 @@ async def _find_tagged(wire: Wire, query: Query, cursor: str | None, limit: int)
         keys=keys.META,
     )
     # An older release may have deleted a job without its tags, and its id may be used again.
-    jobs = [job for job in records.read_all(found, lines) if job and query.has_meta(job)]
-    return Page(jobs=jobs, cursor=None if whole else records.cursor_after(last))
+    tagged = [job for job in records.read_all(found, lines) if job and query.has_meta(job)]
+    jobs = [job for job in tagged if query.in_time(job)]
+    return Page(jobs=jobs, cursor=None if whole else records.cursor_after(last), looked=len(tagged))
 
 
 def _after(cursor: str, letters: list[str], queue: str | None) -> list[str]:
@@ -138,21 +132,6 @@ async def queues(wire: Wire) -> list[QueueInfo]:
             )
             infos.append(info)
     return sorted(infos, key=lambda info: info.name)
-
-
-async def names_of_queues(wire: Wire, after: str | None = None) -> AsyncIterator[list[str]]:
-    """The queues that have jobs or are paused, by name, in portions for one step."""
-    names: list[str] = []
-    while not names or len(names) == QUEUES:
-        least = b"-" if after is None else b"(" + after.encode()
-        found = await wire.send(
-            *("ZRANGEBYLEX", wire.key("names"), least, b"+", "LIMIT", 0, QUEUES)
-        )
-        if not found:
-            return
-        names = [name.decode() for name in found]
-        after = names[-1]
-        yield names
 
 
 # --- Schedules, workers and cancel requests

@@ -113,6 +113,11 @@ def task_part(task: str) -> str:
     return f'"task":{as_line(task)},'
 
 
+def parked_id(member: str) -> str:
+    """The id in the member of a parked job: after its task, a line break, rank and due time."""
+    return member.partition("\n")[2][17:]
+
+
 def schedule_record(schedule: Schedule) -> str:
     return f"{schedule.fence} {_encode(schedule).decode()}"
 

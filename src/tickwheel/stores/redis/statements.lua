@@ -944,6 +944,88 @@ function step.find(sets, task, limit, looks, looked, bytes, after)
   return {page.records, lines, page.last, whole and 1 or 0, page.looked, page.bytes}
 end
 
+-- Of the jobs in these sets whose scores are from `from` to before `till`, the first `limit` by score
+-- and member, {score, member}; backwards, the last. Only those after {score, member} if `after` is
+-- given. Each set is read only as far as it can still add to them.
+function step.timed(sets, backwards, from, till, limit, after)
+  local found = {}
+  local function sooner(a, b)
+    if a[1] ~= b[1] then return (a[1] < b[1]) ~= backwards end
+    if a[2] == b[2] then return false end
+    return before(a[2], b[2]) ~= backwards
+  end
+  for _, set in ipairs(sets) do
+    local key = ROOT .. set
+    local size, at = call('ZCARD', key), 0
+    if size > 0 then
+      if after then at = index_after(key, backwards, size, after[1], after[2])
+      elseif backwards then at = call('ZCOUNT', key, text(till), '+inf')
+      else at = call('ZCOUNT', key, '-inf', '(' .. text(from)) end
+    end
+    local worst, more = found[limit], at < size
+    while more do
+      local some = call(backwards and 'ZREVRANGE' or 'ZRANGE', key, at, at + FEW - 1, 'WITHSCORES')
+      for i = 1, #some, 2 do
+        local entry = {tonumber(some[i + 1]), some[i]}
+        more = entry[1] >= from and entry[1] < till and not (worst and sooner(worst, entry))
+        if not more then break end
+        found[#found + 1] = entry
+      end
+      at = at + FEW
+      more = more and at < size and #found < 2 * limit
+    end
+    if #found > 1 then table.sort(found, sooner) end
+    for i = #found, limit + 1, -1 do found[i] = nil end
+  end
+  for _, entry in ipairs(found) do entry[1] = text(entry[1]) end
+  return found
+end
+
+-- How many members of these sets have a score in each slot, before the first and after the last.
+function step.slots(sets, start, width, count)
+  local counts = {}
+  for i = 1, count + 2 do counts[i] = 0 end
+  local finish = start + width * count
+  for _, set in ipairs(sets) do
+    local key = ROOT .. set
+    counts[1] = counts[1] + call('ZCOUNT', key, '-inf', '(' .. text(start))
+    counts[count + 2] = counts[count + 2] + call('ZCOUNT', key, text(finish), '+inf')
+    local left, i = call('ZCOUNT', key, text(start), '(' .. text(finish)), 0
+    while left > 0 do
+      local first = start + i * width
+      local here = call('ZCOUNT', key, text(first), '(' .. text(first + width))
+      counts[i + 2], left, i = counts[i + 2] + here, left - here, i + 1
+    end
+  end
+  return counts
+end
+
+-- The same for the parked jobs of these queues. Their members begin with task, rank and due time.
+function step.parked_slots(names, start, width, count)
+  local counts = {}
+  for i = 1, count + 2 do counts[i] = 0 end
+  for i, entry in ipairs(values(PARKED, names)) do
+    local key = parked_set(names[i])
+    for _, task in ipairs((parking().tasks_in(entry))) do
+      for rank = 0, 3 do
+        local lane = task .. '\n' .. 3 - rank
+        local function up_to(due)
+          return call('ZLEXCOUNT', key, '[' .. lane, '(' .. lane .. string.format('%016.0f', math.max(due, 0)))
+        end
+        local all, past = call('ZLEXCOUNT', key, '[' .. lane, '(' .. lane .. ':'), up_to(start)
+        counts[1] = counts[1] + past
+        for slot = 1, all > past and count or 0 do
+          local here = up_to(start + slot * width)
+          counts[slot + 1], past = counts[slot + 1] + here - past, here
+          if past == all then break end
+        end
+        counts[count + 2] = counts[count + 2] + all - past
+      end
+    end
+  end
+  return counts
+end
+
 -- A page of the jobs with this meta ("<name>\n<value>"), by id, after `after` if given. `wanted` (a state),
 -- `queue` and `task` (a part of a record, as above) are false if they don't matter. Returns records, lines, the
 -- last id that was read, and whether there was room for all.

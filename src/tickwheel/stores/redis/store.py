@@ -28,15 +28,18 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    SlotCounts,
+    Slots,
     Tell,
     WorkerInfo,
     job_bytes,
     record_bytes,
     settlement_bytes,
 )
-from tickwheel.stores.redis import browse, health, keys, records
+from tickwheel.stores.redis import browse, health, keys, records, times
 from tickwheel.stores.redis.notify import EndSubscriber, Subscriber
 from tickwheel.stores.redis.parking import Parked, topics
+from tickwheel.stores.redis.reading import QUEUES, get, names_of_queues
 from tickwheel.stores.redis.url import RedisOptions
 from tickwheel.stores.redis.wire import Wire
 
@@ -256,7 +259,7 @@ class RedisStore:
         while len(answer) < len(ids):
             some = ids[len(answer) : len(answer) + BATCH]
             places = [place.decode() for place in await self._step("places", some)]
-            for run in keys.split_by_queues(places, browse.QUEUES):
+            for run in keys.split_by_queues(places, QUEUES):
                 queues = {place[2:] for place in places[run] if place}
                 flags = await self._step(
                     *(name, some[run], places[run], *args),
@@ -270,7 +273,7 @@ class RedisStore:
     async def prune(self, states: Sequence[State], *, before_ms: int, limit: int) -> int:
         letters = [records.LETTERS[state] for state in states if state.ended]
         pruned = 0
-        async for names in browse.names_of_queues(self._open_wire):
+        async for names in names_of_queues(self._open_wire):
             sets = [
                 each for name in names for state in letters for each in keys.of_state(state, name)
             ]
@@ -380,12 +383,15 @@ class RedisStore:
     # --- Browsing and operating
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        return await browse.get(self._open_wire, ids)
+        return await get(self._open_wire, ids)
 
     async def find(self, query: Query, *, cursor: str | None = None, limit: int = 100) -> Page:
         """Jobs with some meta have an index: a sorted set. A task has none: a page scans up to a
         thousand jobs for it, and for any filter beside meta."""
         return await browse.find(self._open_wire, query, cursor, limit)
+
+    async def slot_counts(self, slots: Slots) -> SlotCounts | None:
+        return await times.slot_counts(self._open_wire, slots)
 
     async def parked(self) -> list[Job]:
         return await browse.parked(self._open_wire)

@@ -11,10 +11,12 @@ from typing import Any
 import apsw
 import msgspec
 
-from tickwheel.job import Job, Priority
+from tickwheel.job import Job
 from tickwheel.schedule import Schedule
 from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores.pager import MetaPager, Pager, Table
+from tickwheel.stores.sqlite import times
+from tickwheel.stores.sqlite.lanes import LEVEL, parked_lines
 from tickwheel.stores.sqlite.rows import (
     SIZE,
     STATE,
@@ -27,36 +29,12 @@ from tickwheel.stores.sqlite.rows import (
 
 # --- What can be claimed
 
-
-def _parked_lines(queues: str) -> str:
-    """The queues that have parked jobs, and for some `queues` the tasks that have them: one step
-    along the index for each."""
-    return f"""
-    place(queue) as (
-        select min(queue) from job where state = 'parked'
-        union all
-        select (select min(queue) from job where state = 'parked' and queue > place.queue)
-        from place where queue is not null),
-    line(queue, task) as (
-        select queue, (
-            select min(task) from job where state = 'parked' and queue = place.queue)
-        from place where {queues}
-        union all
-        select queue, (
-            select min(task) from job where state = 'parked' and queue = line.queue
-            and task > line.task)
-        from line where task is not null)"""
-
-
-# Every priority.
-LEVEL = f"""
-    level(rank) as (values {", ".join(f"({int(priority)})" for priority in Priority)})"""
 # The queues that hand out jobs.
 MINE = """
     mine(queue) as materialized (
         select value from json_each(:queues) except select queue from paused)"""
 # Of the queues and tasks that have parked jobs, those that the worker serves and knows.
-KNOWN = f"""{_parked_lines("queue in mine")},
+KNOWN = f"""{parked_lines("queue in mine")},
     known(queue, task) as (
         select queue, task from line where task in (select value from json_each(:tasks)))"""
 # What can be claimed. The states are written out: a partial index is used only if its condition is
@@ -149,7 +127,16 @@ def cancel_requests(db: apsw.Connection, worker: str) -> list[str]:
 
 # --- Jobs
 
-_TABLE = Table("job", key="n", size=SIZE, running="lease_until_ms", mark=":{}", parked=True)
+
+_TABLE = Table(
+    "job",
+    key="n",
+    size=SIZE,
+    running="lease_until_ms",
+    mark=":{}",
+    timed=times.page,
+    parked=True,
+)
 
 
 def get(db: apsw.Connection, ids: Sequence[str]) -> list[Job | None]:
@@ -162,7 +149,8 @@ _TAGGED = f"""
     with tagged as materialized (
         select n from job_meta where name = :name and value = :value and n < :below
         order by n desc limit :limit)
-    select n, state, queue, task, {SIZE}, n from tagged cross join job using (n) order by n desc
+    select n, state, queue, task, ifnull(ended_ms, due_ms), {SIZE}, n
+    from tagged cross join job using (n) order by n desc
 """
 
 
@@ -174,11 +162,11 @@ def find(db: apsw.Connection, query: Query, cursor: str | None, limit: int) -> P
         pager = MetaPager(_TABLE, _TAGGED, query, cursor, limit)
     while (read := pager.next_read()) is not None:
         pager.take(db.execute(*read).fetchall())
-    return Page(jobs=_by_n(db, pager.picked), cursor=pager.cursor)
+    return Page(jobs=_by_n(db, pager.picked), cursor=pager.cursor, looked=pager.looked)
 
 
 _PARKED = f"""
-    with recursive {LEVEL}, {_parked_lines("queue is not null")}
+    with recursive {LEVEL}, {parked_lines("queue is not null")}
     select (select id from level cross join job where job.n = (
                 select n from job where state = 'parked' and queue = line.queue
                 and task = line.task and priority = level.rank order by due_ms limit 1)

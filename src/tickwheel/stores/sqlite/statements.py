@@ -19,7 +19,8 @@ from tickwheel.job import CancelOutcome, Job, Settlement, State
 from tickwheel.limit import Rate, admit
 from tickwheel.schedule import Schedule
 from tickwheel.store import WorkerInfo
-from tickwheel.stores.sqlite.browse import KNOWN, LEVEL, LOST, MINE, PARKED, WAITING
+from tickwheel.stores.sqlite.browse import KNOWN, LOST, MINE, PARKED, WAITING
+from tickwheel.stores.sqlite.lanes import LEVEL
 from tickwheel.stores.sqlite.rows import (
     FITS,
     SIZE,

@@ -33,6 +33,8 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    SlotCounts,
+    Slots,
     Tell,
     WorkerInfo,
     each_once,
@@ -40,7 +42,7 @@ from tickwheel.store import (
     record_bytes,
     settlement_bytes,
 )
-from tickwheel.stores.sqlite import browse, health, statements
+from tickwheel.stores.sqlite import browse, health, statements, times
 from tickwheel.stores.sqlite.file import (
     ConnectionThread,
     clock_step_ms,
@@ -355,6 +357,9 @@ class SqliteStore:
         """Jobs with some meta have an index: a table. A task has none: a page scans a thousand jobs
         for it, and for any filter beside meta."""
         return await self._read(browse.find, query, cursor, limit)
+
+    async def slot_counts(self, slots: Slots) -> SlotCounts | None:
+        return await self._read(times.slot_counts, slots)
 
     async def parked(self) -> list[Job]:
         jobs = await self.get(await self._read(browse.parked, PARKED_LIMIT))
