@@ -143,20 +143,36 @@ class Client:
             store.add, weigh=job_bytes, max_inflight=store.max_inflight
         )
         self._ends = Ends(store, self.clock)
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._open = False
         # How many users need it open, and whether to close it after the last one.
         self.users = 0
         self.unwanted = False
 
     async def open(self) -> None:
-        async with self._opening:
-            if not self._open:
-                await self.store.open()
-                await self.clock.measure(self.store.time_ns)
-                self._open = True
+        """Open the store, once for all who wait for it. One who gives up does not wait for a store
+        that is slow to open, nor does it have to start again for the next."""
+        if self._open:
+            return
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open_store())
+            self._opening.add_done_callback(self._opened)
+        await asyncio.shield(self._opening)
+
+    async def _open_store(self) -> None:
+        await self.store.open()
+        await self.clock.measure(self.store.time_ns)
+        self._open = True
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # perhaps nobody waits for it any more
 
     async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         try:
             await self._adding.drained()
         finally:

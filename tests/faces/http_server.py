@@ -14,7 +14,7 @@ from tickwheel.http.server import Listening, serving
 from tickwheel.operate.audit import Audit, Entry
 from tickwheel.operate.keys import Keys
 
-PATIENCE_S = 30
+PATIENCE_S = 90
 
 
 def shop(folder: Path) -> App:

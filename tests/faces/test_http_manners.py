@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from starlette.routing import Mount
 
 from tickwheel.errors import StoreUnavailable
 from tickwheel.http import api as api_module
-from tickwheel.http import operating, server
+from tickwheel.http import asgi, operating, server
 from tickwheel.http.problems import PREFIX, Kind
+from tickwheel.http.server import Listening, serving
+from tickwheel.stores.sqlite.store import SqliteStore
 
 JSON = {"Content-Type": "application/json"}
 DOCS = Path(__file__).parents[2] / "docs"
@@ -157,10 +160,11 @@ async def test_paths_and_methods_that_no_operation_has(tmp_path: Path) -> None:
 async def test_a_body_that_does_not_arrive_ends_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_module, "REQUEST_S", 0.2)
     head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     text = f"{head}Content-Length: 10\r\nConnection: close\r\n\r\n{{"
     async with served(shop(tmp_path)) as its:
+        await its.add()
+        monkeypatch.setattr(api_module, "REQUEST_S", 0.2)
         answer = await raw(its.url, text.encode())
         assert b"408" in answer.splitlines()[0] and b"request-timeout" in answer
 
@@ -181,6 +185,37 @@ async def test_too_many_requests_at_once_are_refused(
 
 
 # --- The store
+
+
+async def test_a_store_that_is_slow_to_open_holds_up_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, opens = asyncio.Event(), 0
+    open_store = SqliteStore.open
+
+    async def slowly(store: SqliteStore) -> None:
+        nonlocal opens
+        opens += 1
+        waiting = asyncio.ensure_future(opened.wait())
+        # A disk that hangs can't be told to stop.
+        while not waiting.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(waiting)
+        await open_store(store)
+
+    monkeypatch.setattr(SqliteStore, "open", slowly)
+    monkeypatch.setattr(asgi, "OPEN_S", 0.05)
+    app = shop(tmp_path).http()
+    async with (
+        serving(app, Listening(port=0)) as url,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client,
+    ):
+        monkeypatch.setattr(api_module, "REQUEST_S", 0.05)
+        problem(await client.get("/v1/queues"), 503, "store-unavailable")
+        opened.set()
+        monkeypatch.undo()
+        assert (await client.get("/v1/queues")).status_code == 200
+    assert opens == 1
 
 
 async def test_while_the_store_is_away_it_says_so_and_recovers(

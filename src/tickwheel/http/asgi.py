@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -28,6 +29,8 @@ from tickwheel.http.table import Incoming, Operation, Reply, Table
 log = logging.getLogger("tickwheel.http")
 
 OPENAPI = "/v1/openapi.json"
+# How long the store may take to open before the server starts without it.
+OPEN_S = 10.0
 
 _description = Table()
 
@@ -102,9 +105,11 @@ async def _open(app: App) -> AsyncIterator[None]:
     """Keep the store open. One that is away now may come back: then the first request opens it."""
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(app)
+            async with asyncio.timeout(OPEN_S):
+                await stack.enter_async_context(app)
         except (StoreError, OSError) as error:
-            log.warning("the store is unreachable: %s", error)
+            why = "it does not answer" if isinstance(error, TimeoutError) else error
+            log.warning("the store is unreachable: %s", why)
         yield
 
 

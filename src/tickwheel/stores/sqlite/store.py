@@ -109,7 +109,8 @@ class SqliteStore:
             await writer.open(self._path, self._sync)
             await writer.run(migrate, writer.db)
             await reader.open(self._path, self._sync)
-            self._watcher = ChangeWatcher(connect(self._path, self._sync))
+            # On a thread: it may have to wait for another process.
+            self._watcher = ChangeWatcher(await reader.run(connect, self._path, self._sync))
         except BaseException:
             await reader.close()
             await writer.close()
