@@ -588,6 +588,17 @@ class App(AppJobs, Monitored):
         api = module.asgi_app(self, allow_hosts=allow_hosts, redact=redact)
         return api
 
+    @checked_options
+    def dashboard(
+        self, *, allow_hosts: Sequence[str] = (), redact: Sequence[str] | None = None
+    ) -> Callable[..., Awaitable[None]]:
+        """The dashboard with the HTTP API as an ASGI app, alone or mounted below any path, with the
+        options of `http`. `tickwheel serve` and `tickwheel dev` run it for you."""
+        module = importlib.import_module("tickwheel.dashboard.pages")
+        pages: Callable[..., Awaitable[None]]
+        pages = module.dashboard_app(self, allow_hosts=allow_hosts, redact=redact)
+        return pages
+
     # --- Open and close
 
     async def __aenter__(self) -> Self:

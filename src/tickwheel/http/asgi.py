@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tickwheel.app import App
@@ -61,8 +61,9 @@ def asgi_app(
     allow_hosts: Sequence[str] = (),
     redact: Sequence[str] | None = None,
     takes_any_task: bool = False,
+    pages: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
-    """The API of an app, which can be served alone or mounted in another app.
+    """The API of an app, which can be served alone or mounted in another app, with other `pages`.
 
     Opens the app's store on first use; if its lifespan is run, from its start to its end. Turns the
     app's metrics on.
@@ -84,7 +85,7 @@ def asgi_app(
         for path, methods in sorted(by_path.items(), key=lambda each: "{" in each[0])
     ]
     inner = Starlette(
-        routes=routes,
+        routes=[*routes, *pages],
         lifespan=lambda _: _open(app),
         exception_handlers={HTTPException: _unrouted},
     )
