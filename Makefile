@@ -34,6 +34,7 @@ check: lint ## format, lint, types, imports, and fast tests: under a minute
 test: lint ## the same, and all tests, with real processes and servers killed and frozen
 	$(BIN)/python -m pytest -q -n 8 --maxschedchunk 2 tests/unit tests/engine tests/contract tests/model
 	$(BIN)/python -m pytest -q -n 4 tests/faces tests/simulation tests/releases
+	@if $(BIN)/python tests/chromium.py; then $(BIN)/python -m pytest -q -n 2 tests/browser; fi
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/faults --ignore $(CLUSTER) --ignore $(JUDGE)
 	$(BIN)/python -m pytest -q $(CLUSTER)
 	$(BIN)/python -m pytest -q -n 2 --maxschedchunk 1 $(JUDGE)
