@@ -229,6 +229,14 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+class Size(msgspec.Struct, frozen=True):
+    """How large a part of a store is, in bytes or in something that the unit names."""
+
+    name: str
+    value: int
+    unit: str = "bytes"
+
+
 # Called with the ids of jobs that may have ended, on the event loop of whoever watches them.
 Tell = Callable[[Collection[str]], None]
 
@@ -465,6 +473,9 @@ class Store(Protocol):
 
     async def findings(self) -> list[Finding]:
         """What else an operator should know about this store: versions, limits, drift."""
+
+    async def sizes(self) -> list[Size]:
+        """How large it is, as far as that is known without reading it."""
 
 
 # The module of each kind of store. By name, because a store's driver may not be installed.
