@@ -52,6 +52,8 @@ class Settings:
     processes: int = 1
     # Where a worker serves its metrics, HOST:PORT, and how punctual runs should be.
     http: str = ""
+    # Whether `tickwheel worker` counts without it, and tells the store.
+    metrics: bool = True
     objective: str = ""
     log_level: str = "info"
     log_format: str = "text"
@@ -209,6 +211,19 @@ def _count(value: object) -> int:
     return count
 
 
+def _switch(value: object) -> bool:
+    switch = _SWITCHES.get(value.lower() if isinstance(value, str) else str(value).lower())
+    if switch is None:
+        raise BadConfig(f"must be true or false, not {shown(value)}")
+    return switch
+
+
+_SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
 def _names(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
@@ -265,6 +280,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "encryption_keys": _keys,
     "signing": _one_of(SIGNING_MODES),
     "http": _address,
+    "metrics": _switch,
     "objective": _objective,
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),

@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 
 from tickwheel.clock import StoreClock
+from tickwheel.engine.counts import Counts
 from tickwheel.engine.hand import Held, Stop
 from tickwheel.engine.leases import PARTS
 from tickwheel.engine.options import WorkerOptions
@@ -39,6 +40,7 @@ class Chores:
         reconnecting: Reconnecting,
         options: WorkerOptions,
         scheduler: Scheduler,
+        counts: Counts | None = None,
     ) -> None:
         self._worker = worker
         self._runs = runs
@@ -48,6 +50,7 @@ class Chores:
         self._reconnecting = reconnecting
         self._options = options
         self._scheduler = scheduler
+        self._counts = counts
         self._began_ms = clock.now_ms()
 
     # --- Heartbeats
@@ -65,6 +68,7 @@ class Chores:
         await self._reconnecting.once(lambda: self._store.beat(self._info(gone=True)))
 
     def _info(self, *, gone: bool = False) -> WorkerInfo:
+        now_ms = self._clock.now_ms()
         return WorkerInfo(
             name=self._worker,
             host=socket.gethostname(),
@@ -73,7 +77,7 @@ class Chores:
             queues=tuple(self._options.queues),
             concurrency=self._options.concurrency,
             started_ms=self._began_ms,
-            seen_ms=self._clock.now_ms(),
+            seen_ms=now_ms,
             gone_after_ms=0 if gone else self._options.lease_ms,
             held=len(self._hand),
             running=self._hand.running,
@@ -81,6 +85,7 @@ class Chores:
             schedules=self._scheduler.declared,
             app=self._scheduler.app,
             tasks=tuple(sorted(self._runs.tasks.names)),
+            counts=None if self._counts is None else self._counts.told(now_ms),
         )
 
     # --- Cancel requests

@@ -99,7 +99,9 @@ class Worker:
         self._stopped_s: float | None = None
         # How many runs had ended at the last claim, and how many ended between the last two claims.
         self._ended_before = self._pace = 0
-        self._chores = Chores(self.name, self._runs, store, clock, calls, options, self._scheduler)
+        self._chores = Chores(
+            self.name, self._runs, store, clock, calls, options, self._scheduler, counts
+        )
 
     # --- Start and stop
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tickwheel.app import App
 from tickwheel.config import setting
 from tickwheel.errors import StoreError
-from tickwheel.http import adding, admin, counting, jobs, operating, schedules
+from tickwheel.http import adding, admin, counting, jobs, operating, overview, schedules
 from tickwheel.http.api import Api, problem_response
 from tickwheel.http.openapi import document
 from tickwheel.http.problems import Kind
@@ -50,7 +50,7 @@ def _document(root: str) -> dict[str, Any]:
 
 OPERATIONS: Sequence[Operation] = tuple(
     operation
-    for table in (adding, jobs, counting, schedules, operating, admin)
+    for table in (adding, jobs, counting, schedules, operating, overview, admin)
     for operation in table.table
 ) + tuple(_description)
 
@@ -86,7 +86,7 @@ def asgi_app(
     ]
     inner = Starlette(
         routes=[*routes, *pages],
-        lifespan=lambda _: _open(app),
+        lifespan=lambda _: overview.recording(service, _open(app)),
         exception_handlers={HTTPException: _unrouted},
     )
     inner.router.redirect_slashes = False

@@ -139,7 +139,8 @@ async def resume_queue(incoming: Incoming) -> Reply:
     "GET", "/v1/workers", scope=Scope.READ, summary="List workers", answers={200: WorkerList}
 )
 async def list_workers(incoming: Incoming) -> Reply:
-    """Those that were seen recently, with their load."""
+    """Those that were seen recently, with their load. What they have counted is for keys without
+    limits to queues or tasks."""
     client, caller = await incoming.service.client(), incoming.caller
     found: list[WorkerDocument] = []
     for worker in map(worker_document, await client.workers()):
@@ -147,7 +148,9 @@ async def list_workers(incoming: Incoming) -> Reply:
         tasks = [name for name in worker.tasks or () if caller.may(Scope.READ, task=name)]
         if queues:
             known = None if worker.tasks is None else tasks
-            found.append(msgspec.structs.replace(worker, queues=queues, tasks=known))
+            # They are of all its queues and tasks.
+            counts = worker.counts if caller.sees_all(Scope.READ) else None
+            found.append(msgspec.structs.replace(worker, queues=queues, tasks=known, counts=counts))
     return Reply(WorkerList(workers=found))
 
 

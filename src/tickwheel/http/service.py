@@ -8,10 +8,12 @@ from typing import Any
 
 from tickwheel.app import App
 from tickwheel.client import Client
+from tickwheel.clock import SystemClock
 from tickwheel.errors import StoreUnavailable
 from tickwheel.http.recent import Recent
 from tickwheel.http.redaction import Redaction
 from tickwheel.operate.audit import Audit
+from tickwheel.operate.calls import RecentCalls
 from tickwheel.operate.keys import Keys
 from tickwheel.registry import Definition, any_task
 
@@ -33,6 +35,8 @@ class Service:
         # Ids of jobs that requests with an Idempotency-Key are adding.
         self.adding: set[str] = set()
         self.recent = Recent()
+        # Of this process: `asgi_app` turns the counts on.
+        self.calls = RecentCalls(app.enable_metrics(), SystemClock())
         self._client: Client | None = None
         self._metrics: Any = None
 

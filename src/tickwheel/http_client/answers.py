@@ -26,7 +26,12 @@ from tickwheel.errors import (
 )
 from tickwheel.http_client.requests import ApiRequest, HttpJob
 from tickwheel.job import EXPIRED, CancelOutcome, Priority, Progress, Run, State
-from tickwheel.operate.documents import JobDocument, RunDocument, TaskDocument
+from tickwheel.operate.documents import (
+    JobDocument,
+    RunDocument,
+    TaskDocument,
+    WorkerCountsDocument,
+)
 from tickwheel.store import Finding, QueueInfo
 
 T = TypeVar("T")
@@ -344,6 +349,8 @@ class RemoteWorker(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] | None
     started: datetime
     seen: datetime
+    # None: its metrics are off, the key is limited, or an older release.
+    counts: WorkerCountsDocument | None = None
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):

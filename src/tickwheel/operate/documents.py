@@ -13,16 +13,18 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tickwheel.duration import iso, moment
+from tickwheel.engine.counts import BOUNDS_MS
 from tickwheel.envelope import readable
 from tickwheel.job import Job, Outcome, Priority, Run, State
 from tickwheel.masking import shown_arguments
 from tickwheel.operate.explain import Explanation
 from tickwheel.operate.facts import Facts
+from tickwheel.operate.quantiles import quantile
 from tickwheel.operate.simulate import zone_of
 from tickwheel.registry import Definition
 from tickwheel.schedule import Rule, ticks_of
 from tickwheel.schedules import ScheduleInfo
-from tickwheel.store import QueueInfo, WorkerInfo
+from tickwheel.store import QueueInfo, WorkerCounts, WorkerInfo
 from tickwheel.unserved import UnservedTask
 
 # An ISO time in UTC, to the millisecond.
@@ -318,6 +320,28 @@ def queue_document(queue: QueueInfo, unknown: Iterable[UnservedTask]) -> QueueDo
     return QueueDocument(**msgspec.structs.asdict(queue), unserved_tasks=tasks)
 
 
+class WorkerCountsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's process has counted since it started, and how late its runs started."""
+
+    started: int
+    done: int
+    failed: int
+    dead: int
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+def worker_counts_document(counts: WorkerCounts) -> WorkerCountsDocument:
+    return WorkerCountsDocument(
+        started=counts.started,
+        done=counts.done,
+        failed=counts.failed,
+        dead=counts.dead,
+        p50_ms=quantile(BOUNDS_MS, counts.late, 0.5),
+        p99_ms=quantile(BOUNDS_MS, counts.late, 0.99),
+    )
+
+
 class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, as it last described itself."""
 
@@ -335,6 +359,8 @@ class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[str] | None
     started: Time
     seen: Time
+    # None: its metrics are off, or an older release.
+    counts: WorkerCountsDocument | None
 
 
 def worker_document(worker: WorkerInfo) -> WorkerDocument:
@@ -352,6 +378,7 @@ def worker_document(worker: WorkerInfo) -> WorkerDocument:
         tasks=None if worker.tasks is None else list(worker.tasks),
         started=iso_ms(worker.started_ms),
         seen=iso_ms(worker.seen_ms),
+        counts=None if worker.counts is None else worker_counts_document(worker.counts),
     )
 
 

@@ -32,6 +32,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -508,6 +509,9 @@ class MemoryStore:
 
     async def findings(self) -> list[Finding]:
         return []
+
+    async def sizes(self) -> list[Size]:
+        return [Size("All jobs", len(self._jobs), "jobs")]
 
 
 def _due_ms(job: Job) -> int:

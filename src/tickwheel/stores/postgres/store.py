@@ -27,6 +27,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -364,6 +365,9 @@ class PostgresStore:
 
     async def durability(self) -> Durability:
         return await self._opened().run(health.durability)
+
+    async def sizes(self) -> list[Size]:
+        return await self._run(health.sizes)
 
     async def findings(self) -> list[Finding]:
         pool, listener = self._opened(), self._open_listener()

@@ -28,6 +28,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -425,6 +426,9 @@ class RedisStore:
 
     async def findings(self) -> list[Finding]:
         return await health.findings(self._open_wire)
+
+    async def sizes(self) -> list[Size]:
+        return await health.sizes(self._open_wire)
 
 
 class _Outcome(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -389,6 +390,9 @@ class SqliteStore:
 
     async def findings(self) -> list[Finding]:
         return await self._read(health.findings, self._path)
+
+    async def sizes(self) -> list[Size]:
+        return await self._read(health.sizes, self._path)
 
 
 # --- In the writer's thread
