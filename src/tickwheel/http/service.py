@@ -11,6 +11,7 @@ from tickwheel.client import Client
 from tickwheel.errors import StoreUnavailable
 from tickwheel.http.recent import Recent
 from tickwheel.http.redaction import Redaction
+from tickwheel.http.streams import Streams
 from tickwheel.operate.audit import Audit
 from tickwheel.operate.keys import Keys
 from tickwheel.registry import Definition, any_task
@@ -33,6 +34,7 @@ class Service:
         # Ids of jobs that requests with an Idempotency-Key are adding.
         self.adding: set[str] = set()
         self.recent = Recent()
+        self.streams = Streams()
         self._client: Client | None = None
         self._metrics: Any = None
 
