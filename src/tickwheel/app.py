@@ -54,6 +54,7 @@ from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, MisfireName, OverlapName, make_rule
 from tickwheel.sealing import Sealing, SigningMode
+from tickwheel.served import Served
 from tickwheel.store import Store, open_store
 from tickwheel.sync_app import SyncApp
 from tickwheel.task import (
@@ -79,7 +80,7 @@ M = TypeVar("M", bound=Callable[[JobContext, Callable[[], Awaitable[Any]]], Awai
 SHORTEST_LEASE_MS = 500
 
 
-class App(AppJobs, Monitored):
+class App(AppJobs, Monitored, Served):
     """Tasks, and the store that keeps their jobs.
 
     Apps that share a store need different names; by default, that of the module. `imports` names
@@ -569,35 +570,6 @@ class App(AppJobs, Monitored):
         """Move jobs from the outbox, if there is one, while `going`."""
         if self.outbox is not None:
             group.create_task(self.outbox.relay(unsealed(client.store), client.clock, going))
-
-    # --- HTTP
-
-    @checked_options
-    def http(
-        self, *, allow_hosts: Sequence[str] = (), redact: Sequence[str] | None = None
-    ) -> Callable[..., Awaitable[None]]:
-        """The HTTP API as an ASGI app, for your own server, alone or mounted; `tickwheel serve`
-        runs it for you. Needs the extra `http`.
-
-        While the store has no API keys, only requests of this machine, or to one of `allow_hosts`,
-        are answered. Values whose names match `redact` (default: the setting) are hidden.
-        """
-        # By name: it is a face, above the API, and its libraries may not be installed.
-        module = importlib.import_module("tickwheel.http.asgi")
-        api: Callable[..., Awaitable[None]]
-        api = module.asgi_app(self, allow_hosts=allow_hosts, redact=redact)
-        return api
-
-    @checked_options
-    def dashboard(
-        self, *, allow_hosts: Sequence[str] = (), redact: Sequence[str] | None = None
-    ) -> Callable[..., Awaitable[None]]:
-        """The dashboard with the HTTP API as an ASGI app, alone or mounted below any path, with the
-        options of `http`. `tickwheel serve` and `tickwheel dev` run it for you."""
-        module = importlib.import_module("tickwheel.dashboard.pages")
-        pages: Callable[..., Awaitable[None]]
-        pages = module.dashboard_app(self, allow_hosts=allow_hosts, redact=redact)
-        return pages
 
     # --- Open and close
 

@@ -22,7 +22,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 FUNCTION_LINES, MODULE_LINES, SUMMARY_CHARACTERS = 70, 600, 100
 # Packages whose modules ARCHITECTURE.md does not list one by one.
-FACES = ("cli", "django", "http", "testing", "examples")
+FACES = ("cli", "dashboard", "django", "http", "testing", "examples")
 # Ways to read the time or to wait for it, by the last two parts of their names.
 TIME = re.compile(
     r"^(time\.(sleep|(time|monotonic|perf_counter|process_time|clock_gettime)(_ns)?)"

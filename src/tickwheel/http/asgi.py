@@ -19,8 +19,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tickwheel.app import App
 from tickwheel.config import setting
 from tickwheel.errors import StoreError
-from tickwheel.http import adding, admin, counting, jobs, operating, overview, schedules
-from tickwheel.http.api import Api, problem_response
+from tickwheel.http import (
+    adding,
+    admin,
+    counting,
+    jobs,
+    operating,
+    overview,
+    schedules,
+    watch,
+)
+from tickwheel.http.api import OPENAPI, Api, problem_response
 from tickwheel.http.openapi import document
 from tickwheel.http.problems import Kind
 from tickwheel.http.service import Service
@@ -28,7 +37,6 @@ from tickwheel.http.table import Incoming, Operation, Reply, Table
 
 log = logging.getLogger("tickwheel.http")
 
-OPENAPI = "/v1/openapi.json"
 # How long the store may take to open before the server starts without it.
 OPEN_S = 10.0
 
@@ -50,7 +58,7 @@ def _document(root: str) -> dict[str, Any]:
 
 OPERATIONS: Sequence[Operation] = tuple(
     operation
-    for table in (adding, jobs, counting, schedules, operating, overview, admin)
+    for table in (adding, jobs, counting, schedules, operating, overview, admin, watch)
     for operation in table.table
 ) + tuple(_description)
 
@@ -75,7 +83,7 @@ def asgi_app(
         redact=setting("redact") if redact is None else redact,
         takes_any_task=takes_any_task,
     )
-    api = Api(service, allow_hosts=allow_hosts)
+    api = Api(service, OPERATIONS, allow_hosts=allow_hosts)
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {})[operation.method] = operation

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tickwheel.errors import BadConfig
+from tickwheel.http.streams import STOPPING
 
 log = logging.getLogger("tickwheel.http")
 
@@ -134,9 +135,10 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
-    """Serve for the duration of the block, which gets the URL. Then stop listening, and let the
-    requests under way finish."""
-    config = _config(app, listening)
+    """Serve for the duration of the block, which gets the URL. Then stop listening, end streams,
+    and let the requests under way finish."""
+    stopping = asyncio.Event()
+    config = _config(_telling(app, stopping), listening)
     bound = _bound(listening)
     try:
         server = _Server(config)
@@ -145,11 +147,22 @@ async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
             await _started(server, running)
             yield url_of(listening, bound)
         finally:
+            stopping.set()
             server.should_exit = True
             await asyncio.wait([running])
         await running
     finally:
         bound.close()
+
+
+def _telling(app: ASGIApp, stopping: asyncio.Event) -> ASGIApp:
+    """Let the app know when the server stops: its lifespan ends only after the last request."""
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        extensions = {**(scope.get("extensions") or {}), STOPPING: stopping}
+        await app({**scope, "extensions": extensions}, receive, send)
+
+    return told
 
 
 async def _started(server: _Server, running: asyncio.Task[None]) -> None:

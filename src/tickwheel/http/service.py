@@ -12,6 +12,7 @@ from tickwheel.clock import SystemClock
 from tickwheel.errors import StoreUnavailable
 from tickwheel.http.recent import Recent
 from tickwheel.http.redaction import Redaction
+from tickwheel.http.streams import Streams
 from tickwheel.operate.audit import Audit
 from tickwheel.operate.calls import RecentCalls
 from tickwheel.operate.keys import Keys
@@ -37,6 +38,7 @@ class Service:
         self.recent = Recent()
         # Of this process: `asgi_app` turns the counts on.
         self.calls = RecentCalls(app.enable_metrics(), SystemClock())
+        self.streams = Streams()
         self._client: Client | None = None
         self._metrics: Any = None
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from starlette.requests import Request
 
 from tickwheel.arguments import MIB
 from tickwheel.http.access import Caller
@@ -13,11 +15,23 @@ from tickwheel.http.service import Service
 from tickwheel.operate.keys import Scope
 
 
+class Reader(Protocol):
+    """What the answer to one request may ask for, as often as it likes."""
+
+    async def identify(self, request: Request) -> Caller:
+        """Who sent a request: by what the store knows now. Raises Problem."""
+
+    async def read(self, request: Request, caller: Caller, path: str) -> bytes:
+        """What a GET of this path, with its query, answers to a caller. Raises Problem."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Incoming:
     """A request that was let in, with its path, query and body checked."""
 
     service: Service
+    api: Reader
+    request: Request
     request_id: str
     caller: Caller
     scope: Scope
@@ -40,6 +54,8 @@ class Incoming:
 class Reply:
     """What to answer with."""
 
+    # Bytes are sent as they are; so are those of an async iterator with `aclose`, one by one, for
+    # as long as it takes. Anything else becomes JSON.
     content: Any
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
