@@ -189,6 +189,35 @@ async def test_a_served_app_records_what_its_worker_does(tmp_path: Path) -> None
         assert sum(value is not None for value in shown["waiting"]) >= 2
 
 
+async def test_a_running_job_says_when_it_started_once_its_worker_has_told(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db", name="shop")
+    go, running = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def wait() -> None:
+        running.set()
+        await go.wait()
+
+    async with served(app) as its, app.worker(lease="1s"):
+        answer = await its.post("/v1/jobs", {"task": "wait"})
+        path = f"/v1/jobs/{answer.json()['id']}"
+        assert answer.json().get("started") is None
+        await asyncio.wait_for(running.wait(), PATIENCE_S)
+        job: dict[str, Any] = {"started": None}
+        async with asyncio.timeout(PATIENCE_S):
+            while job["started"] is None:
+                job = await document(its, path)
+                await asyncio.sleep(0.05)
+        assert job["state"] == "running" and job["created"] <= job["started"]
+        go.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while job["state"] != "done":
+                job = await document(its, path)
+                await asyncio.sleep(0.05)
+        # Its history has it.
+        assert job["started"] is None and job["history"][0]["started"] is not None
+
+
 # --- The store
 
 

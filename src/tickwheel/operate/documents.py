@@ -84,6 +84,8 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     takeovers: int
     worker: str | None
     lease_until: Time | None
+    # When the run began that is under way; None until its worker has told, within seconds.
+    started: Time | None = None
     cancel_requested: bool
     progress: ProgressDocument | None
     ended: Time | None
@@ -113,6 +115,7 @@ def job_document(job: Job) -> JobDocument:
         takeovers=job.takeovers,
         worker=job.worker,
         lease_until=_iso_or_none(job.lease_until_ms),
+        started=_iso_or_none(job.started_ms) if job.state is State.RUNNING else None,
         cancel_requested=job.cancel_requested,
         progress=progress_document(job),
         ended=_iso_or_none(job.ended_ms),

@@ -172,7 +172,14 @@ def sampled(
     gains: list[WorkerCounts] = []
     over_ms = now_ms - last.seen_ms if last.seen_ms is not None else 0
     if last.seen_ms is not None and 0 < over_ms <= GAP_MS and (told or not workers):
-        before = {**remembered, **{each.source: each for each in last.seen}}
+        seen = {each.source: each for each in last.seen}
+        # What is remembered may be of a later moment, so not of processes that have begun since.
+        older = {
+            source: each
+            for source, each in remembered.items()
+            if each.since_ms < last.seen_ms - SLACK_MS
+        }
+        before = {**older, **seen}
         gains = [gained(each, before.get(each.source), last.seen_ms) for each in told.values()]
     else:
         over_ms = 0

@@ -13,6 +13,7 @@ from tickwheel.operate.history import (
     COARSE,
     EMPTY,
     FINE,
+    GAP_MS,
     HOUR_S,
     KIND,
     Point,
@@ -37,6 +38,8 @@ log = logging.getLogger("tickwheel")
 PATIENCE_S = 5.0
 # Several servers look at different moments, so that mostly only the first one writes.
 SPREAD_S = 3.0
+# How many stretches there are in the longest gap.
+GAP_SPANS = -(-GAP_MS // (FINE.span_s * 1000))
 # How often records that are of no more use are looked for, and how many are read at once.
 PRUNE_S = HOUR_S
 PRUNE_PAGE, PRUNE_PAGES = 25, 40
@@ -112,12 +115,17 @@ class Recorder:
         self._start_s = start_s
 
     async def _stretches(self, client: Client, start_s: int) -> tuple[Stretch, Stretch]:
-        """The current one, and the last one before it."""
-        names = [FINE.record(start_s)]
-        if self._start_s is not None and self._start_s < start_s:
-            names.append(FINE.record(self._start_s))
-        found = [decoded(text) for text in await client.get_records(KIND, names)]
-        return (found[0], found[1]) if len(found) > 1 else (found[0], EMPTY)
+        """The current one, and, if that is new, the last one before it."""
+        [text] = await client.get_records(KIND, [FINE.record(start_s)])
+        current = decoded(text)
+        if current.points:
+            return current, EMPTY
+        # Those that are not too old to go on from, and one that may have to be rolled up.
+        starts = {start_s - FINE.span_s * n for n in range(1, GAP_SPANS + 1)}
+        starts |= {self._start_s} - {None, start_s}  # type: ignore[arg-type]
+        names = [FINE.record(each) for each in sorted(starts, reverse=True)]
+        before = map(decoded, await client.get_records(KIND, names))
+        return current, next((each for each in before if each.points), EMPTY)
 
     async def _roll_up(self, client: Client, fine: Stretch) -> None:
         names = [tier.record(fine.last_s) for tier in COARSE]
