@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tickwheel.app import App
 from tickwheel.config import setting
 from tickwheel.errors import StoreError
-from tickwheel.http import adding, admin, counting, jobs, operating, schedules, watch
+from tickwheel.http import adding, admin, counting, jobs, operating, schedules, session, watch
 from tickwheel.http.api import OPENAPI, Api, problem_response
 from tickwheel.http.openapi import document
 from tickwheel.http.problems import Kind
@@ -45,7 +45,7 @@ def _document(root: str) -> dict[str, Any]:
 
 OPERATIONS: Sequence[Operation] = tuple(
     operation
-    for table in (adding, jobs, counting, schedules, operating, admin, watch)
+    for table in (adding, jobs, counting, schedules, operating, admin, session, watch)
     for operation in table.table
 ) + tuple(_description)
 
