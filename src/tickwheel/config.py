@@ -8,6 +8,7 @@ argument in code, as in `App("sqlite:///jobs.db")`, counts as a flag.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -27,6 +28,9 @@ DEFAULT = "default"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SIGNING_MODES = ("require", "prefer")
+# Of an environment, besides those as in #b45309; browsers know them by these names.
+COLOURS = ("red", "orange", "gold", "green", "teal", "blue", "purple", "deeppink", "gray")
+_HEX = re.compile(r"#([0-9a-fA-F]{3}|[0-9a-fA-F]{6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,9 @@ class Settings:
     retention: str = "7d"
     dead_retention: str = "90d"
     audit_retention: str = "90d"
+    # Of the dashboard: how long a sign-in lasts, and its badge, as in "staging:#b45309".
+    session_lifetime: str = "12h"
+    environment: str = ""
     # For callbacks of `tickwheel serve` without an app: what signs them, and where they may go.
     callback_keys: tuple[str, ...] = field(default=(), repr=False)
     callback_allow: tuple[str, ...] = ()
@@ -245,6 +252,19 @@ def _objective(value: object) -> str:
     return str(parse_objective(value))
 
 
+def _environment(value: object) -> str:
+    text = _text(value)
+    name, _, colour = text.partition(":")
+    if not 0 < len(name) <= 40 or not name.isprintable():
+        raise BadConfig(f"a name of 1 to 40 printable characters comes first, not {shown(name)}")
+    if ":" in text and not _HEX.fullmatch(colour) and colour not in COLOURS:
+        raise BadConfig(
+            f"{shown(colour)} is not a colour; write for example 'staging:#b45309', or one of "
+            f"{', '.join(COLOURS)}"
+        )
+    return text
+
+
 def _address(value: object) -> str:
     text = str(value) if isinstance(value, int) else _text(value)
     http_address(text)
@@ -274,6 +294,8 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "retention": _duration,
     "dead_retention": _duration,
     "audit_retention": _duration,
+    "session_lifetime": _duration,
+    "environment": _environment,
     "callback_keys": _names,
     "callback_allow": _names,
     "signing_keys": _keys,

@@ -39,7 +39,8 @@ async def test_with_keys_nothing_goes_without_one(tmp_path: Path) -> None:
             for method, path, each in await operations(its):
                 answer = await stranger.request(method, path)
                 if each["x-scope"] is None:
-                    assert answer.status_code == 200
+                    # To sign in takes a body.
+                    assert answer.status_code == (415 if each["operationId"] == "sign_in" else 200)
                     continue
                 problem(answer, 401, "unauthorized")
                 assert answer.headers["www-authenticate"].startswith("Bearer")

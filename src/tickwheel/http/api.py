@@ -16,7 +16,14 @@ from starlette.routing import compile_path
 from tickwheel.batch import Batcher
 from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.errors import TickwheelError
-from tickwheel.http.access import Caller, RateLimits, check_local, identified
+from tickwheel.http.access import (
+    Caller,
+    RateLimits,
+    check_local,
+    check_same_origin,
+    identified,
+    session_token,
+)
 from tickwheel.http.body import (
     check_sizes,
     decode,
@@ -118,18 +125,24 @@ class Api:
 
     async def _let_in(self, operation: Operation, request: Request, incoming: Incoming) -> None:
         """Check who it is and what they may do: the one place for every operation."""
+        if operation.writes and session_token(request) is not None:
+            check_same_origin(request)
         if operation.scope is None:
             return
         incoming.path = read_path(request)
         incoming.target = next(iter(incoming.path.values()), "")
         incoming.caller = await self._identified(request, writes=operation.writes)
-        self._rates.check(incoming.caller, self._now_ms())
+        self.count(incoming.caller)
         incoming.admitted = True
         _check_scope(incoming.caller, operation)
 
     async def _identified(self, request: Request, *, writes: bool) -> Caller:
-        keys = await self._service.keys()
-        caller = await identified(keys, request.headers.get("authorization"))
+        caller = await identified(
+            await self._service.keys(),
+            await self._service.sessions(),
+            request.headers.get("authorization"),
+            session_token(request),
+        )
         if caller.key is None:
             client = request.client.host if request.client else None
             check_local(request.headers, client, self._allow_hosts, writes=writes)
@@ -177,12 +190,15 @@ class Api:
             self._requests -= 1
             self._bytes -= kept
 
-    # --- For streams, which ask again and again
+    # --- For handlers
 
     async def identify(self, request: Request) -> Caller:
         with _problems():
             async with asyncio.timeout(REQUEST_S):
                 return await self._identified(request, writes=False)
+
+    def count(self, caller: Caller) -> None:
+        self._rates.check(caller, self._now_ms())
 
     async def read(self, request: Request, caller: Caller, path: str) -> bytes:
         """As if the caller had sent a request of its own; its rate is not counted."""

@@ -27,6 +27,7 @@ from tickwheel.http import (
     operating,
     overview,
     schedules,
+    session,
     watch,
 )
 from tickwheel.http.api import OPENAPI, Api, problem_response
@@ -56,11 +57,11 @@ def _document(root: str) -> dict[str, Any]:
     return document(OPERATIONS, root)
 
 
-OPERATIONS: Sequence[Operation] = tuple(
-    operation
-    for table in (adding, jobs, counting, schedules, operating, overview, admin, watch)
-    for operation in table.table
-) + tuple(_description)
+_TABLES = (adding, jobs, counting, schedules, operating, overview, admin, session, watch)
+OPERATIONS: Sequence[Operation] = (
+    *(operation for each in _TABLES for operation in each.table),
+    *_description,
+)
 
 
 def asgi_app(

@@ -54,6 +54,12 @@ class Kind(Enum):
         "Without API keys, only this machine has access",
         "The Host or Origin is not this machine's. Create a key, or list the host: `--allow-host`.",
     )
+    CROSS_ORIGIN = (
+        "cross-origin",
+        403,
+        "The request may come from another site",
+        "With a session's cookie, only pages of the same origin may change things.",
+    )
     NOT_FOUND = (
         "not-found",
         404,

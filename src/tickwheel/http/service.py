@@ -9,6 +9,7 @@ from typing import Any
 from tickwheel.app import App
 from tickwheel.client import Client
 from tickwheel.clock import SystemClock
+from tickwheel.config import setting
 from tickwheel.errors import StoreUnavailable
 from tickwheel.http.recent import Recent
 from tickwheel.http.redaction import Redaction
@@ -16,6 +17,7 @@ from tickwheel.http.streams import Streams
 from tickwheel.operate.audit import Audit
 from tickwheel.operate.calls import RecentCalls
 from tickwheel.operate.keys import Keys
+from tickwheel.operate.sessions import Sessions
 from tickwheel.registry import Definition, any_task
 
 
@@ -32,6 +34,8 @@ class Service:
         """`takes_any_task`: the app stands for a store alone, and jobs may name any task."""
         self.app = app
         self.redaction = Redaction(redact)
+        # The name and colour of the dashboard's badge.
+        self.environment: str = setting("environment")
         self._takes_any_task = takes_any_task
         # Ids of jobs that requests with an Idempotency-Key are adding.
         self.adding: set[str] = set()
@@ -54,6 +58,11 @@ class Service:
         await self._open()
         return self._keys
 
+    async def sessions(self) -> Sessions:
+        """The sessions that the store keeps."""
+        await self._open()
+        return self._sessions
+
     async def audit(self) -> Audit:
         """The audit log that the store keeps."""
         await self._open()
@@ -63,6 +72,7 @@ class Service:
         client = await self.client()
         if client is not self._client:
             self._client, self._keys, self._audit = client, Keys(client), Audit(client)
+            self._sessions = Sessions(client, self._keys)
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """The metrics as text, and its content type. Raises BadConfig without prometheus-client."""

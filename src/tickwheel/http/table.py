@@ -15,11 +15,14 @@ from tickwheel.http.service import Service
 from tickwheel.operate.keys import Scope
 
 
-class Reader(Protocol):
-    """What the answer to one request may ask for, as often as it likes."""
+class Asking(Protocol):
+    """What a handler may ask of the API itself, as often as it likes."""
 
     async def identify(self, request: Request) -> Caller:
         """Who sent a request: by what the store knows now. Raises Problem."""
+
+    def count(self, caller: Caller) -> None:
+        """Count a request for the rate of a key. Raises Problem if it is one too many."""
 
     async def read(self, request: Request, caller: Caller, path: str) -> bytes:
         """What a GET of this path, with its query, answers to a caller. Raises Problem."""
@@ -30,7 +33,7 @@ class Incoming:
     """A request that was let in, with its path, query and body checked."""
 
     service: Service
-    api: Reader
+    api: Asking
     request: Request
     request_id: str
     caller: Caller
