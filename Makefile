@@ -8,7 +8,7 @@ DEV_GROUP := import tomllib; \
 CLUSTER := tests/faults/test_nats_cluster.py
 JUDGE   := tests/faults/judge
 
-.PHONY: help setup demo lint check test judge bench mutants clean
+.PHONY: help setup demo lint check test judge bench pictures mutants clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ lint: setup
 
 bench: setup ## measure on this machine; tables here, JSON in bench/results
 	$(BIN)/python -m bench
+
+pictures: setup ## take the pictures of the dashboard in docs/images
+	PYTHONPATH=tests:tests/browser $(BIN)/python tests/browser/pictures.py
 
 mutants: setup ## plant faults for each invariant and check that a test fails
 	$(BIN)/python tests/mutants.py

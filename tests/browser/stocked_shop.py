@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -76,9 +76,10 @@ class Shop:
         await self.fetch.using(id="fetch-1").enqueue("http://example")
         await self.hold.using(id="held-1").enqueue()
 
-    async def settled(self) -> None:
+    async def settled(self, also: Mapping[str, str] | None = None) -> None:
         """Wait until the worker has dealt with what is due."""
         states = {"order-1": "done", "order-2": "done", "mail-2": "dead", "held-1": "running"}
+        states |= also or {}
 
         async def reached() -> bool:
             infos = [await self.app.job(id).info() for id in states]

@@ -45,8 +45,10 @@ async def test_the_theme_is_the_systems_until_one_is_chosen(
 ) -> None:
     other = {"light": "Dark", "dark": "Light"}[scheme]
     ground = "getComputedStyle(document.documentElement).colorScheme"
-    bright = """() => { const [r] = getComputedStyle(document.body).backgroundColor.match(/\\d+/g);
-        return r > 128 ? 'light' : 'dark'; }"""
+    bright = """() => {
+        const [red] = getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g);
+        return red > 128 ? "light" : "dark";
+    }"""
     async with (
         dashboard(Shop(tmp_path).app, chromium) as its,
         its.visit("/jobs", color_scheme=scheme) as visit,

@@ -28,7 +28,8 @@ async def test_views_filters_and_search_are_all_in_the_address(
                 await tabs.get_by_role("link", name=view).click()
                 await visit.row(id).wait_for()
                 assert f"view={view.lower()}" in visit.page.url
-                for other in found.values():
+                # What is to be retried is scheduled too.
+                for other in {*found.values()} - {"fetch-1"}:
                     assert await visit.row(other).count() == (other == id), (view, other)
             await tabs.get_by_role("link", name="All").click()
             await searched(visit, "queue:mail mailbox")

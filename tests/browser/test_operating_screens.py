@@ -38,7 +38,7 @@ async def test_workers_say_what_they_run(tmp_path: Path, chromium: str) -> None:
             await shop.settled()
             worker = visit.page.locator("section.worker")
             await worker.get_by_text("held-1").wait_for()
-            await worker.get_by_text("hold", exact=True).first.wait_for()
+            await worker.get_by_role("table").get_by_text("hold", exact=True).wait_for()
             await worker.get_by_text("agrees with the store").wait_for()
             await worker.get_by_text("5 tasks").click()
             await worker.get_by_role("link", name="fetch").wait_for()

@@ -36,22 +36,24 @@ async def test_the_wheel_shows_what_falls_due_and_leads_there(
     async with dashboard(shop.app, chromium) as its:
         for n in range(25):
             await shop.pack.using(id=f"due-{n}", delay=1800).enqueue(n)
+        for minute in (5, 10, 45):
+            await shop.pack.using(id=f"minute-{minute}", delay=f"{minute}m").enqueue(0)
         await shop.pack.using(id="far", delay=7200).enqueue(0)
         async with its.visit("/") as visit:
             slot = visit.page.locator("a.wheel-slot.hot")
             await slot.wait_for()
             assert await slot.count() == 1
-            await visit.page.locator(".wheel-total", has_text="25").wait_for()
+            await visit.page.locator(".wheel-total", has_text="28").wait_for()
             await slot.hover(force=True)
             await visit.sees("25 jobs")
             await visit.button("24 hours", exact=True).last.click()
-            await visit.page.locator(".wheel-total", has_text="26").wait_for()
+            await visit.page.locator(".wheel-total", has_text="29").wait_for()
             await visit.button("60 minutes").click()
             await slot.first.dispatch_event("click")
             await visit.heading("Jobs").wait_for()
             await visit.row("due-24").wait_for()
             assert "from=" in visit.page.url and "until=" in visit.page.url
-            assert await visit.row("far").count() == 0
+            assert await visit.row("far").count() == await visit.row("minute").count() == 0
 
 
 async def test_the_wheel_turns(tmp_path: Path, chromium: str) -> None:

@@ -87,7 +87,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
 
     def check(self) -> None:
-        assert self.faults == []
+        assert not self.faults, "\n".join(self.faults)
 
     async def open(self, path: str, **query: str) -> None:
         """Go to a screen by its address."""
@@ -135,7 +135,7 @@ class Visit:
             for each in found.response["violations"]
             if each["impact"] in ("serious", "critical")
         ]
-        assert bad == []
+        assert not bad, "\n".join(bad)
 
     async def fits(self) -> None:
         """Nothing is wider than the window."""

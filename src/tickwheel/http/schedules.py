@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from itertools import dropwhile
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
@@ -323,7 +324,8 @@ async def next_ticks(incoming: Incoming) -> Reply:
     problems=(Kind.INVALID,),
 )
 async def last_runs(incoming: Incoming) -> Reply:
-    """What became of each tick of its rule as it is now, newest first."""
+    """What became of each tick of its rule as it is now, newest first, back to the first that has a
+    job."""
     found = await _known(incoming)
     rule = found.rule
     if rule is None:
@@ -333,6 +335,8 @@ async def last_runs(incoming: Incoming) -> Reply:
     ticks = await asyncio.to_thread(last_ticks, rule, rule.start_ms or 0, now_ms, count)
     jobs = await client.store.get([tick_id(found.name, ms) for ms in ticks])
     runs = [_tick_run(found.name, ms, job) for ms, job in zip(ticks, jobs, strict=True)]
+    # Before that, perhaps there was no schedule.
+    runs = list(dropwhile(lambda run: run.state is None, runs))
     return Reply(TickRuns(runs=runs[::-1]))
 
 
