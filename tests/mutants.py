@@ -40,6 +40,8 @@ AROUND_CLI, BOX_AROUND = "tests/faces/test_around_cli.py", "tests/faces/test_tes
 KILLERS, ENDS = "tests/engine/test_killers.py", "tests/engine/test_ends.py"
 COUNTS, ALERTS = "tests/engine/test_counts.py", "tests/engine/test_alerts.py"
 CLOCKS = "tests/engine/test_clocks.py"
+RECORDER, HISTORY = "tests/engine/test_recorder.py", "tests/unit/test_history.py"
+HTTP_OVERVIEW = "tests/faces/test_http_overview.py -k limited"
 HTTP_CALLBACKS = "tests/faces/test_http_callbacks.py"
 CALLBACK_FAULTS = "tests/faults/test_callbacks.py"
 EXPIRY, PROGRESS = "tests/engine/test_expiry.py", "tests/engine/test_progress.py"
@@ -1387,6 +1389,89 @@ FAULTS = [
         "of two audit entries in a millisecond one is kept", "audit", "operate/audit.py",
         "-{rank:05}-{secrets.token_hex(6)}", "-{rank:05}-000000000000",
         "tests/unit/test_audit.py",
+    ),
+    # --- What workers tell, and the history that servers record of it
+    Fault(
+        "another server counts what was counted", "history", "operate/recorder.py",
+        "if current.last_s < point.at_s:", "if True:",
+        RECORDER,
+    ),
+    Fault(
+        "a server that comes back begins anew", "history", "operate/history.py",
+        "        seen=kept,\n", "        seen=[],\n",
+        RECORDER,
+    ),
+    Fault(
+        "a process that was overlooked counts as a new one", "history", "operate/history.py",
+        "if before is None and now.since_ms < before_ms - SLACK_MS:", "if False:",
+        HISTORY,
+    ),
+    Fault(
+        "a process that has begun again takes away", "history", "operate/history.py",
+        "if before is None or now.started < before.started or now.done < before.done:",
+        "if before is None:",
+        HISTORY,
+    ),
+    Fault(
+        "a new process is known before it was recorded", "history", "operate/history.py",
+        "            if each.since_ms < last.seen_ms - SLACK_MS\n", "",
+        RECORDER,
+    ),
+    Fault(
+        "workers of one process are counted each", "history", "operate/history.py",
+        "{each.counts.source: each.counts for", "{each.name: each.counts for",
+        HISTORY,
+    ),
+    Fault(
+        "rolling up twice adds twice", "history", "operate/history.py",
+        "if each.at_s != point.at_s]", "]",
+        HISTORY,
+    ),
+    Fault(
+        "the last stretch before a gap is not rolled up", "history", "operate/recorder.py",
+        "            if not current.points and last.points:\n", "            if False:\n",
+        RECORDER,
+    ),
+    Fault(
+        "a long gap is shown as one moment", "history", "operate/history.py",
+        "0 < over_ms <= GAP_MS and", "0 < over_ms and",
+        HISTORY,
+    ),
+    Fault(
+        "history is kept for ever", "history", "operate/history.py",
+        "return int(start) + tiers[tier].span_s < now_s - tiers[tier].keep_s", "return False",
+        RECORDER,
+    ),
+    Fault(
+        "a record of history does not fit", "history", "operate/history.py",
+        "        if size > SEEN_BYTES:\n            break\n", "",
+        HISTORY,
+    ),
+    Fault(
+        "a store that is away ends the recording", "history", "operate/recorder.py",
+        "except (StoreError, TimeoutError, OSError) as error:",
+        "except ZeroDivisionError as error:",
+        RECORDER,
+    ),
+    Fault(
+        "what a worker tells of tasks jumps", "history", "engine/counts.py",
+        "name = name if n < TASKS_TOLD else OTHER", "name = name if len(names) < 2 else OTHER",
+        COUNTS,
+    ),
+    Fault(
+        "a limited key sees the rates of all", "access", "http/overview.py",
+        "rates=rates(points, now_s) if sees_all else Rates(),", "rates=rates(points, now_s),",
+        HTTP_OVERVIEW,
+    ),
+    Fault(
+        "a limited key sees what workers have counted", "access", "http/operating.py",
+        "worker.counts if caller.sees_all(Scope.READ) else None", "worker.counts",
+        HTTP_OVERVIEW,
+    ),
+    Fault(
+        "a limited key sees the history", "access", "http/overview.py",
+        "    if not incoming.caller.sees_all(Scope.READ):", "    if False:",
+        HTTP_OVERVIEW,
     ),
     Fault(
         "nats: a schedule that moved is fired all the same", "I6", "stores/nats/schedules.py",

@@ -53,6 +53,8 @@ table = Table()
 # How long what was read is kept: how jobs stand, their history, and what the doctor finds.
 STANDING_S, HISTORY_S, PROBLEMS_S, STORE_S = 1.0, 5.0, 30.0, 5.0
 MINUTE_S = 60
+# How long a sample that is under way may take to stop.
+STOP_S = 2.0
 FAILURES_MOST, PROBLEMS_MOST = 50, 20
 
 
@@ -340,4 +342,4 @@ async def recording(
             yield
         finally:
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=STOP_S)
