@@ -14,11 +14,14 @@ import msgspec
 import pytest
 from dashboard_store import fill
 from http_server import PATIENCE_S, Shop, problem, served, shop
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from tickwheel import App
 from tickwheel.client import Client
+from tickwheel.http.service import Service
 from tickwheel.job import park
-from tickwheel.operate.history import FINE
+from tickwheel.operate.history import FINE, KIND
 from tickwheel.operate.recorder import Recorder
 from tickwheel.store import WorkerCounts, WorkerInfo
 
@@ -28,8 +31,16 @@ OVERVIEW_S, FAST_S = 0.1, 0.3
 
 @asynccontextmanager
 async def unrecorded(app: App, *, keys: bool = False) -> AsyncIterator[Shop]:
-    """The API without its lifespan, so that nothing records by itself."""
+    """The API, which records nothing by itself."""
     transport = httpx.ASGITransport(app.http(), client=("127.0.0.1", 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Service, "record", lambda _: None)
+        async with _unrecorded(app, transport, keys) as its:
+            yield its
+
+
+@asynccontextmanager
+async def _unrecorded(app: App, transport: httpx.ASGITransport, keys: bool) -> AsyncIterator[Shop]:
     async with app:
         its = Shop(app, "http://127.0.0.1")
         its.began_ms = time.time_ns() // 1_000_000  # type: ignore[attr-defined]
@@ -187,6 +198,23 @@ async def test_a_served_app_records_what_its_worker_does(tmp_path: Path) -> None
         assert worker["counts"]["done"] == 20 and worker["counts"]["p99_ms"] is not None
         shown = await document(its, "/v1/history?range=1h")
         assert sum(value is not None for value in shown["waiting"]) >= 2
+
+
+async def test_a_mounted_app_records_once_somebody_looks(
+    tmp_path: Path,
+) -> None:
+    """Starlette doesn't run the lifespan of a mounted app."""
+    app = shop(tmp_path)
+    outer = Starlette(routes=[Mount("/ops", app=app.http())])
+    transport = httpx.ASGITransport(outer, client=("127.0.0.1", 1))
+    async with (
+        app,
+        httpx.AsyncClient(base_url="http://127.0.0.1/ops", transport=transport) as client,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        assert (await client.get("/v1/overview")).status_code == 200
+        while not await (await app.client()).records(KIND):
+            await asyncio.sleep(0.05)
 
 
 async def test_a_running_job_says_when_it_started_once_its_worker_has_told(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def asgi_app(
     ]
     inner = Starlette(
         routes=[*routes, *pages],
-        lifespan=lambda _: overview.recording(service, _open(app)),
+        lifespan=lambda _: _opened(service),
         exception_handlers={HTTPException: _unrouted},
     )
     inner.router.redirect_slashes = False
@@ -111,16 +111,21 @@ def _endpoint(api: Api, methods: dict[str, Operation]) -> Callable[[Request], Aw
 
 
 @contextlib.asynccontextmanager
-async def _open(app: App) -> AsyncIterator[None]:
-    """Keep the store open. One that is away now may come back: then the first request opens it."""
+async def _opened(service: Service) -> AsyncIterator[None]:
+    """Keep the store open, and record its history. One that is away now may come back: then the
+    first request opens it."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(OPEN_S):
-                await stack.enter_async_context(app)
+                await stack.enter_async_context(service.app)
         except (StoreError, OSError) as error:
             why = "it does not answer" if isinstance(error, TimeoutError) else error
             log.warning("the store is unreachable: %s", why)
-        yield
+        service.record()
+        try:
+            yield
+        finally:
+            await service.stop_recording()
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

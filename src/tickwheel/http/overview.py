@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -42,7 +39,7 @@ from tickwheel.operate.history import (
 )
 from tickwheel.operate.keys import Scope
 from tickwheel.operate.quantiles import share_within
-from tickwheel.operate.recorder import Recorder, last_hour, points_of
+from tickwheel.operate.recorder import last_hour, points_of
 from tickwheel.operate.stats import Standing, Stats, standing, stats_from
 from tickwheel.store import Durability, Finding, Level, Size
 from tickwheel.unserved import unserved_tasks
@@ -53,8 +50,6 @@ table = Table()
 # How long what was read is kept: how jobs stand, their history, and what the doctor finds.
 STANDING_S, HISTORY_S, PROBLEMS_S, STORE_S = 1.0, 5.0, 30.0, 5.0
 MINUTE_S = 60
-# How long a sample that is under way may take to stop.
-STOP_S = 2.0
 FAILURES_MOST, PROBLEMS_MOST = 50, 20
 
 
@@ -157,6 +152,7 @@ async def get_overview(incoming: Incoming) -> Reply:
     """How jobs stand, rates over the last minute, punctuality and failures of the last hour, and
     what needs a person. Rates and punctuality are null if no worker tells what it counts, for keys
     with limits to queues or tasks, and for the first seconds of a server."""
+    incoming.service.record()
     client, caller, recent = (
         await incoming.service.client(),
         incoming.caller,
@@ -325,21 +321,3 @@ async def _described(service: Service) -> StoreDocument:
 def _check_sees_all(incoming: Incoming) -> None:
     if not incoming.caller.sees_all(Scope.READ):
         raise Problem(Kind.FORBIDDEN, "the key may not see all queues and tasks")
-
-
-# --- Recording
-
-
-@contextlib.asynccontextmanager
-async def recording(
-    service: Service, opened: AbstractAsyncContextManager[None]
-) -> AsyncIterator[None]:
-    """Record the history for as long as the store is kept open."""
-    async with opened:
-        recorder = Recorder(service.client, tell=service.calls.look)
-        task = asyncio.create_task(recorder.run(), name="tickwheel-history")
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task], timeout=STOP_S)
