@@ -129,7 +129,7 @@ async def test_a_wrong_key_does_not_sign_in_and_is_not_in_the_audit_log(
 )
 async def test_a_cookie_that_nobody_was_given_is_nothing(tmp_path: Path, token: str) -> None:
     async with served(shop(tmp_path), keys=True) as its, browsing(its) as browser:
-        cookie = {"Cookie": f"{COOKIE}={token}".encode()}
+        cookie = {b"Cookie": f"{COOKIE}={token}".encode()}
         problem(await browser.get("/v1/stats", headers=cookie), 401, "unauthorized")
         assert (await browser.get("/v1/session", headers=cookie)).json()["who"] is None
 
