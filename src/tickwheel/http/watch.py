@@ -44,7 +44,7 @@ class Watch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     every: Annotated[int, Meta(ge=1, le=60, description="seconds")] = 2
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class WatchEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Each event. Its data is JSON: `path` with `document`, `patch` or `problem`, or nothing."""
 
     event: Literal["document", "change", "problem", "beat", "end"]
@@ -57,7 +57,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     scope=Scope.READ,
     summary="Watch documents",
     query=Watch,
-    answers={200: Event},
+    answers={200: WatchEvent},
     media="text/event-stream",
 )
 async def watch(incoming: Incoming) -> Reply:
