@@ -20,7 +20,7 @@ from tickwheel.operate.keys import Scope
 # How many documents a stream has, and how many bytes all of them.
 PATHS_MOST, STREAM_BYTES = 16, 4 * 1024 * 1024
 # A larger document is sent whole: to compare it would hold up everything else.
-COMPARED_BYTES = 512 * 1024
+COMPARED_BYTES = 256 * 1024
 # How many documents a stream reads at the same time.
 READS_MOST = 4
 # A stream ends after this time, and its client opens another: none is kept by a forgotten client.
