@@ -43,6 +43,7 @@ CLOCKS = "tests/engine/test_clocks.py"
 RECORDER, HISTORY = "tests/engine/test_recorder.py", "tests/unit/test_history.py"
 HTTP_OVERVIEW = "tests/faces/test_http_overview.py -k limited"
 HTTP_CALLBACKS = "tests/faces/test_http_callbacks.py"
+HTTP_SESSION, HTTP_WATCH = "tests/faces/test_http_session.py", "tests/faces/test_http_watch.py"
 CALLBACK_FAULTS = "tests/faults/test_callbacks.py"
 EXPIRY, PROGRESS = "tests/engine/test_expiry.py", "tests/engine/test_progress.py"
 CONTEXT = "tests/unit/test_context.py"
@@ -670,6 +671,47 @@ FAULTS = [
         "        document = self.document(job, caller)\n        return",
         "        document = job_document(job)\n        return",
         "tests/faces/test_http_search.py -k hidden",
+    ),
+    Fault(
+        "another site writes with the cookie of a session", "sessions", "http/api.py",
+        "if operation.writes and session_token(request) is not None:", "if False:",
+        f"{HTTP_SESSION} -k elsewhere",
+    ),
+    Fault(
+        "a session does not end", "sessions", "operate/sessions.py",
+        "if found is None or int(found[1]) <= self._client.clock.now_ms():", "if found is None:",
+        f"{HTTP_SESSION} -k lifetime",
+    ),
+    Fault(
+        "a session outlives its key", "sessions", "operate/keys.py",
+        "if stored.expires_ms is not None and stored.expires_ms <= self._client.clock.now_ms():",
+        "if False:",
+        f"{HTTP_SESSION} -k with_its_key",
+    ),
+    Fault(
+        "a stream reads what its key may not see", "watching", "http/api.py",
+        "                _check_scope(caller, operation)\n", "",
+        f"{HTTP_WATCH} -k may_see",
+    ),
+    Fault(
+        "a stream outlives its key", "watching", "http/watch.py",
+        "                    raise _Ended from None\n", "                    pass\n",
+        f"{HTTP_WATCH} -k revoked",
+    ),
+    Fault(
+        "a server that stops waits for its streams", "watching", "http/server.py",
+        "            stopping.set()\n", "",
+        f"{HTTP_WATCH} -k stops",
+    ),
+    Fault(
+        "a closed stream is counted for good", "watching", "http/watch.py",
+        "            self._leave()\n", "            pass\n",
+        f"{HTTP_WATCH} -k goes_away",
+    ),
+    Fault(
+        "a number that became another kind of number is not told", "watching", "http/patches.py",
+        "type(old) is type(new) and repr(old) == repr(new)", "old == new",
+        "tests/unit/test_patches.py",
     ),
     Fault(
         "sqlite: a cursor of another queue is taken", "pages", "stores/pager.py",
@@ -1375,7 +1417,7 @@ FAULTS = [
         KEYS,
     ),
     Fault(
-        "a key that was read once is good for ever", "keys", "operate/keys.py",
+        "a key that was read once is good for ever", "keys", "operate/remembered.py",
         "if seen is not None and now_ns - seen[0] < CACHE_S * S_NS:", "if seen is not None:",
         KEYS,
     ),

@@ -71,6 +71,14 @@ async def test_modules_import_only_files_that_are_served(tmp_path: Path) -> None
             assert target.resolve().relative_to(STATIC).as_posix() in names, (name, found)
 
 
+def test_no_file_is_left_half_merged() -> None:
+    """A browser would skip what it can't read, without a word."""
+    for name, content in _content().files.items():
+        assert not re.search(rb"^(<{7}|={7}|>{7})", content, re.MULTILINE), name
+        if name.endswith(".css"):
+            assert content.count(b"{") == content.count(b"}"), name
+
+
 @pytest.mark.parametrize(
     "name",
     [

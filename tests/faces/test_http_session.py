@@ -20,6 +20,7 @@ from tickwheel import App
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.http.access import COOKIE
 from tickwheel.http.asgi import OPERATIONS
+from tickwheel.http.server import Listening, serving
 from tickwheel.operate.keys import Keys
 from tickwheel.operate.sessions import KIND, SESSIONS_OF_KEY
 from tickwheel.version import __version__
@@ -129,7 +130,7 @@ async def test_a_wrong_key_does_not_sign_in_and_is_not_in_the_audit_log(
 )
 async def test_a_cookie_that_nobody_was_given_is_nothing(tmp_path: Path, token: str) -> None:
     async with served(shop(tmp_path), keys=True) as its, browsing(its) as browser:
-        cookie = {"Cookie": f"{COOKIE}={token}".encode()}
+        cookie = {b"Cookie": f"{COOKIE}={token}".encode()}
         problem(await browser.get("/v1/stats", headers=cookie), 401, "unauthorized")
         assert (await browser.get("/v1/session", headers=cookie)).json()["who"] is None
 
@@ -269,6 +270,19 @@ async def test_the_cookie_is_for_https_if_it_came_by_it_and_for_its_path(tmp_pat
         assert (await own.get("/admin/v1/stats")).status_code == 200
         assert (await own.delete("/admin/v1/session", headers=SAME)).status_code == 200
         problem(await own.get("/admin/v1/stats"), 401, "unauthorized")
+
+
+async def test_a_proxy_that_is_trusted_says_that_it_is_https(tmp_path: Path) -> None:
+    app = shop(tmp_path)
+    _, text = await Keys(await app.client()).create("clerk", ["read"])
+    for trusted, secure in (("127.0.0.1", True), (None, "")):
+        listening = Listening(port=0, root_path="/tick", forwarded_allow_ips=trusted)
+        async with app, serving(app.dashboard(), listening) as url:
+            headers = {**SAME, "X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.7"}
+            async with httpx.AsyncClient(base_url=url.removesuffix("/tick")) as client:
+                answer = await client.post("/v1/session", json={"key": text}, headers=headers)
+                cookie = cookie_of(answer)
+                assert (cookie["path"], cookie["secure"]) == ("/tick", secure)
 
 
 # --- Only from our own pages

@@ -20,7 +20,7 @@ from tickwheel.operate.keys import Scope
 # How many documents a stream has, and how many bytes all of them.
 PATHS_MOST, STREAM_BYTES = 16, 4 * 1024 * 1024
 # A larger document is sent whole: to compare it would hold up everything else.
-COMPARED_BYTES = 512 * 1024
+COMPARED_BYTES = 256 * 1024
 # How many documents a stream reads at the same time.
 READS_MOST = 4
 # A stream ends after this time, and its client opens another: none is kept by a forgotten client.
@@ -44,7 +44,7 @@ class Watch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     every: Annotated[int, Meta(ge=1, le=60, description="seconds")] = 2
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class WatchEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Each event. Its data is JSON: `path` with `document`, `patch` or `problem`, or nothing."""
 
     event: Literal["document", "change", "problem", "beat", "end"]
@@ -57,7 +57,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     scope=Scope.READ,
     summary="Watch documents",
     query=Watch,
-    answers={200: Event},
+    answers={200: WatchEvent},
     media="text/event-stream",
 )
 async def watch(incoming: Incoming) -> Reply:

@@ -215,9 +215,11 @@ class Keys:
 
     async def _valid(self, id: str) -> _Stored | None:
         stored = _as_stored(await self._records.get(id))
-        if stored is None or stored.expires_ms is None:
-            return stored
-        return stored if stored.expires_ms > self._client.clock.now_ms() else None
+        if stored is None:
+            return None
+        if stored.expires_ms is not None and stored.expires_ms <= self._client.clock.now_ms():
+            return None
+        return stored
 
 
 def _same(known: str, given: str) -> bool:

@@ -23,7 +23,7 @@ SESSIONS_OF_KEY = 20
 _TOKEN = re.compile(r"([0-9]{15})\.([A-Za-z0-9_-]{43})")
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class _Session(msgspec.Struct, frozen=True):
     key: str
 
 
@@ -46,7 +46,7 @@ class Sessions:
         await self._make_room(key)
         ends_ms = self._client.clock.now_ms() + self.lifetime_ms
         token = f"{ends_ms:015}.{secrets.token_urlsafe(32)}"
-        text = msgspec.json.encode(_Stored(key=key.id)).decode()
+        text = msgspec.json.encode(_Session(key=key.id)).decode()
         await self._client.put_records(KIND, {_name(token): text})
         return token
 
@@ -93,6 +93,6 @@ def _name(token: str) -> str:
 def _key_of(text: str | None) -> str | None:
     """None also for what another release stored and this one can't read: it lets nobody in."""
     try:
-        return None if text is None else msgspec.json.decode(text, type=_Stored).key
+        return None if text is None else msgspec.json.decode(text, type=_Session).key
     except msgspec.MsgspecError:
         return None
