@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from visits import poll
 
 from tickwheel import App, current_job
-from tickwheel.job import Job
+from tickwheel.job import Job, dead
+from tickwheel.store import WorkerInfo
 
 BIG = 123456789012345678901234567890
 # What names, ids, arguments and errors may contain: nothing of it is markup, or turns text around.
@@ -90,18 +91,24 @@ class Shop:
         await poll(reached)
 
     async def add_odd(self) -> None:
-        """Jobs whose every text is odd, as another program may have stored them."""
-        store: Any = (await self.app.client()).store
-        now_ms = (await self.app.client()).clock.now_ms()
-        many = [
-            Job(
-                id=ODD_ID,
-                task=ODD,
-                queue=ODD,
-                payload='{"x": "y"}',
-                due_ms=now_ms + 3_600_000,
-                created_ms=now_ms,
-                meta={ODD: ODD},
-            ),
-        ]
-        assert await store.add(many) == [True]
+        """Jobs, a queue and a worker whose every text is odd, as another program may have stored
+        them."""
+        client = await self.app.client()
+        store, now_ms = client.store, client.clock.now_ms()
+        payload = msgspec.json.encode({ODD: ODD}).decode()
+        whole = Job(
+            id=ODD_ID, task=ODD, queue=ODD, payload=payload, meta={ODD: ODD},
+            due_ms=now_ms + 3_600_000, created_ms=now_ms,
+        )  # fmt: skip
+        ended = msgspec.structs.replace(whole, id=f"dead {ODD_ID}", due_ms=now_ms)
+        assert await store.add([whole, ended]) == [True, True]
+        held = await store.claim([ODD], worker=ODD, limit=1, now_ms=now_ms, lease_ms=60_000)
+        failed = dead(held[0], error=f"ValueError: {ODD}", started_ms=now_ms, ended_ms=now_ms)
+        assert await store.settle([failed], now_ms=now_ms) == [True]
+        await store.pause(ODD, True)
+        await store.beat(
+            WorkerInfo(
+                name=ODD, host=ODD, pid=1, version="1", queues=(ODD,), tasks=(ODD,), app=ODD,
+                concurrency=1, started_ms=now_ms, seen_ms=now_ms, gone_after_ms=600_000,
+            )
+        )  # fmt: skip

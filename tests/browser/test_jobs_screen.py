@@ -26,6 +26,7 @@ async def test_views_filters_and_search_are_all_in_the_address(
             tabs = visit.page.get_by_role("navigation", name="Views")
             for view, id in found.items():
                 await tabs.get_by_role("link", name=view).click()
+                await found_by(visit)
                 await visit.row(id).wait_for()
                 assert f"view={view.lower()}" in visit.page.url
                 # What is to be retried is scheduled too.
@@ -54,6 +55,11 @@ async def searched(visit: Visit, text: str) -> None:
     box = visit.page.get_by_role("combobox", name="Search jobs")
     await box.fill(text)
     await box.press("Enter")
+    await found_by(visit)
+
+
+async def found_by(visit: Visit) -> None:
+    """Wait until what is shown is what was asked for last."""
     await visit.until("document.querySelector('section.jobs[aria-busy=true]') === null")
 
 

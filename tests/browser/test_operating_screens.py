@@ -41,7 +41,7 @@ async def test_workers_say_what_they_run(tmp_path: Path, chromium: str) -> None:
             await worker.get_by_role("table").get_by_text("hold", exact=True).wait_for()
             await worker.get_by_text("agrees with the store").wait_for()
             await worker.get_by_text("5 tasks").click()
-            await worker.get_by_role("link", name="fetch").wait_for()
+            await worker.get_by_role("link", name="fetch", exact=True).wait_for()
 
 
 async def test_the_store_says_what_it_guarantees(tmp_path: Path, chromium: str) -> None:

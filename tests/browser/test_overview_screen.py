@@ -21,11 +21,12 @@ async def test_the_figures_say_how_things_stand(tmp_path: Path, chromium: str) -
                 one = figures.locator(".figure").filter(has_text=label)
                 return (await one.locator("dd").inner_text()).strip()
 
-            assert await figure("Waiting") == "3"
-            assert await figure("Running") == "1"
+            # One more while it is to be retried, or runs again.
+            assert await figure("Waiting") in ("2", "3")
+            assert await figure("Running") in ("1", "2")
             assert await figure("Dead") == "3"
             assert await figure("Workers") == "1"
-            await figures.get_by_role("link", name="3").last.click()
+            await figures.locator(".figure", has_text="Dead").get_by_role("link").click()
             await visit.heading("Dead").wait_for()
 
 

@@ -142,7 +142,7 @@ class Visit:
         wide, seen = await self.page.evaluate(
             "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
         )
-        assert wide <= seen, f"{wide} px wide in a window of {seen}"
+        assert wide <= seen, f"{self.page.url}: {wide} px wide in a window of {seen}"
 
 
 async def poll(look: Callable[[], Awaitable[Any]], patience_ms: int = PATIENCE_MS) -> Any:

@@ -48,6 +48,32 @@ async def test_a_schedule_is_put_read_paused_resumed_and_deleted(tmp_path: Path)
             problem(await its.ask(method, f"/v1/schedules/nightly{path}"), 404, "not-found")
 
 
+async def test_a_schedule_can_be_put_again_as_it_was_read(tmp_path: Path) -> None:
+    whole = NIGHTLY | {
+        "misfire": "all", "misfire_limit": 7, "overlap": "skip", "spread": "30s",
+        "start": "2026-01-01T00:00:00.000Z", "end": "2036-01-01T00:00:00.000Z",
+    }  # fmt: skip
+    async with served(shop(tmp_path)) as its:
+        await its.ask("PUT", "/v1/schedules/nightly", json=whole)
+        found = (await its.get("/v1/schedules/nightly")).json()
+        assert found["spread_ms"] == 30_000 and found["queue"] == "default"
+        same = ("task", "cron", "tz", "arguments", "misfire", "misfire_limit", "overlap")
+        for name in (*same, "start", "end"):
+            assert found[name] == whole[name], name
+
+
+async def test_secrets_in_the_arguments_of_a_schedule_are_hidden(tmp_path: Path) -> None:
+    secret = NIGHTLY | {"arguments": {"order": 1, "password": "hunter2"}}
+    async with served(shop(tmp_path), keys=True) as its:
+        put = await its.ask("PUT", "/v1/schedules/nightly", json=secret)
+        assert put.json()["arguments"]["password"] == "hunter2"
+        assert put.json()["arguments_hidden"] is False
+        key = await its.key("read")
+        for path in ("/v1/schedules/nightly", "/v1/schedules"):
+            answer = await its.get(path, headers=key)
+            assert "hunter2" not in answer.text and '"arguments_hidden":true' in answer.text
+
+
 async def test_a_schedule_runs_now(tmp_path: Path) -> None:
     async with served(shop(tmp_path)) as its:
         await its.ask("PUT", "/v1/schedules/nightly", json=NIGHTLY)

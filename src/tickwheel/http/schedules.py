@@ -26,7 +26,6 @@ from tickwheel.operate.documents import (
     Time,
     iso_ms,
     job_document,
-    schedule_document,
 )
 from tickwheel.operate.keys import Scope
 from tickwheel.operate.simulate import (
@@ -170,7 +169,7 @@ def _no_schedule(name: str) -> Problem:
 async def list_schedules(incoming: Incoming) -> Reply:
     """Also those that code declares, once a worker has started."""
     found = [each for each in await _all(incoming) if _sees(incoming, each)]
-    return Reply(ScheduleList(schedules=[schedule_document(each) for each in found]))
+    return Reply(ScheduleList(schedules=[_document(incoming, each) for each in found]))
 
 
 @table.operation(
@@ -178,7 +177,11 @@ async def list_schedules(incoming: Incoming) -> Reply:
 )
 async def get_schedule(incoming: Incoming) -> Reply:
     """Its rule, in words too, and its next tick."""
-    return Reply(schedule_document(await _known(incoming)))
+    return Reply(_document(incoming, await _known(incoming)))
+
+
+def _document(incoming: Incoming, schedule: ScheduleInfo) -> ScheduleDocument:
+    return incoming.service.redaction.schedule(schedule, incoming.caller)
 
 
 # --- Change
@@ -202,7 +205,8 @@ async def put_schedule(incoming: Incoming) -> Reply:
     before = await _find(incoming, name)
     if before is not None and not _sees(incoming, before):
         raise Problem(Kind.FORBIDDEN, f"the key may not change the schedule {name!r}")
-    document = schedule_document(await incoming.service.app.schedules.put_rule(name, rule))
+    put = await incoming.service.app.schedules.put_rule(name, rule)
+    document = _document(incoming, put)
     if before is not None:
         return Reply(document)
     return Reply(document, 201, location=f"/v1/schedules/{quote(name, safe='')}")

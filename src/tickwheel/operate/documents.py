@@ -14,7 +14,7 @@ import msgspec
 
 from tickwheel.duration import iso, moment
 from tickwheel.engine.counts import BOUNDS_MS
-from tickwheel.envelope import readable
+from tickwheel.envelope import json_or_hidden, readable
 from tickwheel.job import Job, Outcome, Priority, Run, State
 from tickwheel.masking import shown_arguments
 from tickwheel.operate.explain import Explanation
@@ -254,7 +254,15 @@ class ScheduleDocument(msgspec.Struct, frozen=True, kw_only=True):
     next_there: Time | msgspec.UnsetType | None = msgspec.UNSET
     paused: bool
     misfire: str | msgspec.UnsetType = msgspec.UNSET
+    misfire_limit: int | msgspec.UnsetType = msgspec.UNSET
     overlap: str | msgspec.UnsetType = msgspec.UNSET
+    spread_ms: int | msgspec.UnsetType = msgspec.UNSET
+    start: Time | msgspec.UnsetType | None = msgspec.UNSET
+    end: Time | msgspec.UnsetType | None = msgspec.UNSET
+    queue: str | msgspec.UnsetType = msgspec.UNSET
+    # By parameter name, and whether some of them are not shown.
+    arguments: Any = msgspec.UNSET
+    arguments_hidden: bool | msgspec.UnsetType = msgspec.UNSET
     from_code: bool | msgspec.UnsetType = msgspec.UNSET
     app: str | msgspec.UnsetType | None = msgspec.UNSET
     last_job: str | None
@@ -272,6 +280,7 @@ def schedule_document(schedule: ScheduleInfo) -> ScheduleDocument:
         )
     tz = zone_of(rule)
     there = None if schedule.next is None else schedule.next.astimezone(ZoneInfo(tz))
+    shown = shown_arguments(rule.task, decoded(json_or_hidden(rule.payload)))
     return ScheduleDocument(
         name=schedule.name,
         task=schedule.task,
@@ -283,7 +292,14 @@ def schedule_document(schedule: ScheduleInfo) -> ScheduleDocument:
         next_there=None if there is None else there.isoformat(timespec="milliseconds"),
         paused=schedule.paused,
         misfire=rule.misfire.value,
+        misfire_limit=rule.misfire_limit,
         overlap=rule.overlap.value,
+        spread_ms=rule.spread_ms,
+        start=_iso_or_none(rule.start_ms),
+        end=_iso_or_none(rule.end_ms),
+        queue=rule.queue,
+        arguments=shown,
+        arguments_hidden=shown != decoded(rule.payload),
         from_code=rule.from_code,
         app=rule.app,
         last_job=schedule.last_id,
