@@ -36,7 +36,7 @@ async def test_one_is_added_with_a_preview_edited_paused_run_and_deleted(
         await visit.button("Pause report").wait_for()
         await visit.button("Run now: report").click()
         await visit.confirm("Run now")
-        await visit.sees("Added")
+        await visit.page.locator(".toast a").wait_for()
         assert len((await shop.app.find(task="pack")).jobs) == 1
         await visit.button("Delete report").click()
         await visit.confirm("Delete the schedule")
