@@ -41,6 +41,7 @@ KILLERS, ENDS = "tests/engine/test_killers.py", "tests/engine/test_ends.py"
 COUNTS, ALERTS = "tests/engine/test_counts.py", "tests/engine/test_alerts.py"
 CLOCKS = "tests/engine/test_clocks.py"
 HTTP_CALLBACKS = "tests/faces/test_http_callbacks.py"
+CALLBACK_ANSWERS = "tests/unit/test_callback_answers.py"
 CALLBACK_FAULTS = "tests/faults/test_callbacks.py"
 EXPIRY, PROGRESS = "tests/engine/test_expiry.py", "tests/engine/test_progress.py"
 CONTEXT = "tests/unit/test_context.py"
@@ -2190,7 +2191,15 @@ FAULTS = [
     ),
     Fault(
         "callbacks: a host that hangs takes all slots", "I4", "callbacks/hosts.py",
-        "elif host.active >= self._per_host:", "elif False:", f"{CALLBACK_FAULTS} -k hangs",
+        "elif not self._has_share(host, now_ms):", "elif False:", f"{CALLBACK_FAULTS} -k hang",
+    ),
+    Fault(
+        "callbacks: a host that was quick keeps its share when it hangs", "I4",
+        "callbacks/hosts.py", "now_ms - host.quick_ms <= QUICK_MS", "True", CALLBACK_ANSWERS,
+    ),
+    Fault(
+        "callbacks: hosts that hang take the last slots", "I4", "callbacks/hosts.py",
+        "if not answers and self._free", "if False and self._free", CALLBACK_ANSWERS,
     ),
     Fault(
         "callbacks: a failing host is never left alone", "I5", "callbacks/hosts.py",

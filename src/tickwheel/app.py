@@ -156,8 +156,9 @@ class App(AppJobs, Monitored):
         # What is around its tasks.
         self.lifespans = Lifespans()
         self.middlewares: list[Callable[[JobContext, Any], Awaitable[Any]]] = []
-        # What else its workers open, beside the lifespan: for the tasks of our own packages.
-        self.resources: list[Callable[[], AbstractAsyncContextManager[object]]] = []
+        # What else its workers open, beside the lifespan, each with its number of slots: for the
+        # tasks of our own packages.
+        self.resources: list[Callable[[int], AbstractAsyncContextManager[object]]] = []
         # Its HTTP callbacks, if it has any: tickwheel.callbacks.
         self.callbacks: Any = None
         # Schedules that the code declares, by name.
@@ -472,7 +473,7 @@ class App(AppJobs, Monitored):
         async with self._access.using() as client, AsyncExitStack() as resources:
             await client.ready()
             for resource in self.resources:
-                await resources.enter_async_context(resource())
+                await resources.enter_async_context(resource(concurrency))
             if self.url.lower().startswith("memory:"):
                 log.info("the store is memory://: its jobs are lost when this process ends")
             lifespan = self._start_lifespan()

@@ -70,9 +70,10 @@ class Callbacks:
     only to those that it lists: "api.example.com", "*.example.com:8443", "http://localhost:8000",
     "10.0.0.0/8".
 
-    A worker has at most `connections` calls under way, and `per_host` of them to one host. A host
-    that failed `break_after` times in a row is left alone for `break_for`, then tried with one
-    call.
+    A worker has at most `connections` calls under way, and `per_host` of them to one host. Without
+    that limit, a host that answers quickly can have nine tenths of the worker's slots, and one that
+    doesn't half of those that others leave. A host that failed `break_after` times in a row is left
+    alone for `break_for`, then tried with one call.
     """
 
     @checked_options
@@ -88,7 +89,7 @@ class Callbacks:
         timeout: Duration = "30s",
         expires: Duration | None = None,
         connections: int = 500,
-        per_host: int = 50,
+        per_host: int | None = None,
         break_after: int = 10,
         break_for: Duration = "10s",
         resolver: Any = None,
@@ -104,7 +105,7 @@ class Callbacks:
         self._resolver = resolver
         for name, count in {
             "connections": connections,
-            "per_host": per_host,
+            "per_host": 1 if per_host is None else per_host,
             "break_after": break_after,
         }.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -127,7 +128,7 @@ class Callbacks:
         self._senders: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Open] = (
             weakref.WeakKeyDictionary()
         )
-        app.resources.append(self._sender)
+        app.resources.append(self._sender_of_worker)
         app.callbacks = self
 
     @checked_options
@@ -345,6 +346,17 @@ class Callbacks:
             if not opened.users:
                 del self._senders[loop]
                 await opened.sender.close()
+
+    @asynccontextmanager
+    async def _sender_of_worker(self, slots: int) -> AsyncIterator[None]:
+        """Keep a sender open for a worker with so many slots: those of all workers of this loop are
+        shared among the hosts."""
+        async with self._sender() as sender:
+            sender.hosts.slots += slots
+            try:
+                yield
+            finally:
+                sender.hosts.slots -= slots
 
     def _new_sender(self) -> Sender:
         from tickwheel.callbacks.sending import Sender
