@@ -2206,10 +2206,19 @@ FAULTS = [
         "if host.failures >= self._break_after:", "if False:", f"{HTTP_CALLBACKS} -k keeps_failing",
     ),
     Fault(
-        "callbacks: on_dead is not posted when the retries are used up", "I5",
-        "callbacks/api.py",
-        "return job.failures + 1 > allowed(job, error, policy)",
-        "return isinstance(error, GiveUp)", f"{HTTP_CALLBACKS} -k used_up",
+        "callbacks: on_dead is posted only for jobs that ran", "I5", "engine/following.py",
+        "if follow is None or each", "if follow is None or each.started_ms is None or each",
+        f"{HTTP_CALLBACKS} -k workers_died",
+    ),
+    Fault(
+        "callbacks: an end is written although what follows could not be added", "I5",
+        "engine/following.py", "settlements = [_again(each) if id(each) in following",
+        "settlements = [_again(each) if False", f"{HTTP_CALLBACKS} -k what_follows",
+    ),
+    Fault(
+        "callbacks: an end is written before what follows is added", "I5",
+        "engine/following.py", "except StoreUnavailable:\n                raise",
+        "except StoreUnavailable:\n                pass", f"{HTTP_CALLBACKS} -k what_follows",
     ),
     Fault(
         "webhooks: an old request is genuine", "safety", "webhooks.py",
