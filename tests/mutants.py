@@ -2221,6 +2221,10 @@ FAULTS = [
         "except StoreUnavailable:\n                pass", f"{HTTP_CALLBACKS} -k what_follows",
     ),
     Fault(
+        "audit: a command's write is not in the log", "safety", "cli/auditing.py",
+        "            if notes.count:\n", "            if False:\n", "tests/faces/test_keys_cli.py",
+    ),
+    Fault(
         "webhooks: an old request is genuine", "safety", "webhooks.py",
         "if not abs(ahead_s) <= within_s:", "if ahead_s > within_s:", "tests/unit/test_webhooks.py",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -34,12 +34,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     # The id of an API key, "cli:" and a user's name, or "anonymous".
     who: str
-    # Such as "job.cancel".
+    # An operation of the API, as "cancel_job", or a command, as "jobs cancel".
     action: str
     target: str
-    # The address that the request came from.
+    # The address that the request came from, or the machine that the command ran on.
     source: str
-    # "ok", or the type of the problem.
+    # "ok", or the type of the problem; of a command, also "unchanged" and "failed".
     outcome: str
     detail: str = ""
 
@@ -113,6 +113,21 @@ class Audit:
         pruned = await self.prune(clock.now_ms() - self._retention_ms)
         if pruned < PRUNED:
             self._prune_at_ns = now_ns + int(PRUNE_S * S_NS)
+
+
+def in_words(conditions: Mapping[str, str], names: Sequence[str], changed: int, count: int) -> str:
+    """The detail of an operation on several things: what they were chosen by, how many of them it
+    changed, and the first of their names."""
+    chosen = " ".join(f"{name}={_one_line(value)}" for name, value in conditions.items())
+    if not names:
+        return chosen
+    more = " …" if count > len(names) else ""
+    listed = " ".join(map(_one_line, names))
+    return f"{chosen + '; ' if chosen else ''}{changed} of {count} changed: {listed}{more}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:80]
 
 
 # --- Names: the newest entry comes first
