@@ -40,6 +40,7 @@ AROUND_CLI, BOX_AROUND = "tests/faces/test_around_cli.py", "tests/faces/test_tes
 KILLERS, ENDS = "tests/engine/test_killers.py", "tests/engine/test_ends.py"
 COUNTS, ALERTS = "tests/engine/test_counts.py", "tests/engine/test_alerts.py"
 CLOCKS = "tests/engine/test_clocks.py"
+HTTP_WAITING = "tests/faces/test_http_waiting.py"
 HTTP_CALLBACKS = "tests/faces/test_http_callbacks.py"
 CALLBACK_ANSWERS = "tests/unit/test_callback_answers.py"
 CALLBACK_FAULTS = "tests/faults/test_callbacks.py"
@@ -2219,6 +2220,18 @@ FAULTS = [
         "callbacks: an end is written before what follows is added", "I5",
         "engine/following.py", "except StoreUnavailable:\n                raise",
         "except StoreUnavailable:\n                pass", f"{HTTP_CALLBACKS} -k what_follows",
+    ),
+    Fault(
+        "http: a server that stops lets requests wait", "safety", "http/server.py",
+        "            stopping.set()\n", "", f"{HTTP_WAITING} -k stops_ends",
+    ),
+    Fault(
+        "http: a stuck request has no answer of ours", "safety", "http/server.py",
+        "if started or not stopping.is_set():", "if True:", f"{HTTP_WAITING} -k stuck",
+    ),
+    Fault(
+        "http: any number of requests may wait", "safety", "http/api.py",
+        "if self._waiting >= WAITING_MOST:", "if False:", f"{HTTP_WAITING} -k only_so_many",
     ),
     Fault(
         "audit: a command's write is not in the log", "safety", "cli/auditing.py",

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -13,6 +15,7 @@ from starlette.responses import Response
 
 from tickwheel.batch import Batcher
 from tickwheel.clock import MS_NS, Clock, SystemClock
+from tickwheel.concurrency import cancel_all
 from tickwheel.errors import TickwheelError
 from tickwheel.http.access import Caller, RateLimits, check_local, identified
 from tickwheel.http.body import (
@@ -36,6 +39,10 @@ REQUEST_S = 10.0
 # How many requests may be under way, and how many bytes of their bodies are in memory.
 REQUESTS_MOST = 1000
 BODIES_MOST = 256 * 1024 * 1024
+# How many more may wait for the end of a job.
+WAITING_MOST = 2000
+# In a request's scope: an event that its server sets when it stops.
+STOPPING = "tickwheel.stopping"
 # How long an entry of the audit log may take to be written, if the request has used up its time.
 AUDIT_S = 1.0
 
@@ -51,7 +58,7 @@ class Api:
         self._clock = clock or SystemClock()
         self._rates = RateLimits()
         self._auditing: Batcher[Entry, None] = Batcher(self._write)
-        self._requests = self._bytes = 0
+        self._requests = self._waiting = self._bytes = 0
 
     # --- A request
 
@@ -97,7 +104,8 @@ class Api:
                 async with asyncio.timeout_at(until):
                     await self._let_in(operation, request, incoming)
                 await self._read(operation, request, incoming, room, until)
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(until) as limit:
+                    incoming.wait = partial(self._wait, request, limit)
                     return await operation.handler(incoming)
             except TickwheelError as error:
                 raise problem_of(error) from error
@@ -162,6 +170,35 @@ class Api:
             self._requests -= 1
             self._bytes -= kept
 
+    async def _wait(
+        self,
+        request: Request,
+        limit: asyncio.Timeout,
+        awaited: asyncio.Future[Any],
+        within_s: float,
+    ) -> None:
+        """Wait in a request: it does not count as one that is under way meanwhile, nor does its
+        time."""
+        if self._waiting >= WAITING_MOST:
+            raise Problem(Kind.OVERLOADED, "too many wait", headers={"Retry-After": "1"})
+        began, until = asyncio.get_running_loop().time(), limit.when() or 0.0
+        limit.reschedule(None)
+        self._waiting += 1
+        self._requests -= 1
+        try:
+            ends = [asyncio.create_task(_left(request))]
+            if (stopping := request.scope.get(STOPPING)) is not None:
+                ends.append(asyncio.create_task(stopping.wait()))
+            try:
+                waits = [awaited, *ends]
+                await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_all(*ends)
+        finally:
+            self._waiting -= 1
+            self._requests += 1
+            limit.reschedule(until + asyncio.get_running_loop().time() - began)
+
     # --- The audit log
 
     async def _record(
@@ -189,6 +226,12 @@ class Api:
 
     def _now_ms(self) -> int:
         return self._clock.now_ns() // MS_NS
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _has_body(request: Request) -> bool:
