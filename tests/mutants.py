@@ -40,6 +40,7 @@ AROUND_CLI, BOX_AROUND = "tests/faces/test_around_cli.py", "tests/faces/test_tes
 KILLERS, ENDS = "tests/engine/test_killers.py", "tests/engine/test_ends.py"
 COUNTS, ALERTS = "tests/engine/test_counts.py", "tests/engine/test_alerts.py"
 CLOCKS = "tests/engine/test_clocks.py"
+HTTP_ACCESS = "tests/faces/test_http_access.py"
 HTTP_WAITING = "tests/faces/test_http_waiting.py"
 HTTP_CALLBACKS = "tests/faces/test_http_callbacks.py"
 CALLBACK_ANSWERS = "tests/unit/test_callback_answers.py"
@@ -2232,6 +2233,20 @@ FAULTS = [
     Fault(
         "http: any number of requests may wait", "safety", "http/api.py",
         "if self._waiting >= WAITING_MOST:", "if False:", f"{HTTP_WAITING} -k only_so_many",
+    ),
+    Fault(
+        "http: a key for some tasks sees counts of all", "safety", "http/operating.py",
+        "return incoming.caller.may(Scope.READ, task=ANY_NAME)", "return True",
+        f"{HTTP_ACCESS} -k no_counts",
+    ),
+    Fault(
+        "http: a hidden value of meta can be guessed", "safety", "http/filters.py",
+        "if meta is not None and incoming.service.redaction.hides",
+        "if False and incoming.service.redaction.hides", f"{HTTP_ACCESS} -k guessed",
+    ),
+    Fault(
+        "audit: a bulk operation has the values of meta", "safety", "http/jobs.py",
+        'said["meta"] = " "', '_ = " "', f"{HTTP_ACCESS} -k bulk_operation",
     ),
     Fault(
         "audit: a command's write is not in the log", "safety", "cli/auditing.py",

@@ -15,7 +15,7 @@ import click
 from tickwheel.cli.output import say
 from tickwheel.errors import TickwheelError
 from tickwheel.job import CancelOutcome
-from tickwheel.operate.audit import KIND, Audit, Entry, in_words
+from tickwheel.operate.audit import KIND, NAMED, Audit, Entry, in_words
 
 if TYPE_CHECKING:
     from tickwheel.app import App
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # How long the entry may take: the command is done.
 AUDIT_S = 5.0
-# How many names of what was changed are kept.
-KEPT = 100
 
 # What each step of a store that changes something is about, by its arguments.
 _STEPS: dict[str, Callable[..., list[str]]] = {
@@ -81,7 +79,7 @@ class Notes:
 
     def attempt(self, names: Sequence[str]) -> None:
         self.count += sum(name not in self._names for name in names)
-        for name in names[: KEPT - len(self._names)]:
+        for name in names[: NAMED - len(self._names)]:
             self._names[name] = None
 
     def entry(self, at_ms: int, outcome: str) -> Entry:
@@ -93,9 +91,11 @@ class Notes:
         except (KeyError, OSError):  # a user without a name, as in some containers
             user = "unknown"
         context = click.get_current_context(silent=True)
-        names = list(self._names)
-        alone = names[0] if self.count == 1 else ""
+        names, alone = list(self._names), ""
+        if self.count == 1:
+            [alone] = names
         noted = {} if context is None else _noted(context.params, without=alone)
+        done = min(self.changed, self.count)
         return Entry(
             at_ms=at_ms,
             who=f"cli:{user}",
@@ -103,9 +103,7 @@ class Notes:
             target=alone,
             source=socket.gethostname(),
             outcome=outcome,
-            detail=in_words(
-                noted, [] if alone else names, min(self.changed, self.count), self.count
-            ),
+            detail=in_words(noted) if alone else in_words(noted, names, done, self.count),
         )
 
 

@@ -211,7 +211,7 @@ class Api:
             target=incoming.target[:256],
             source=source,
             outcome=outcome,
-            detail=incoming.detail[:256],
+            detail=incoming.detail,
         )
         try:
             async with asyncio.timeout(within_s):

@@ -18,6 +18,7 @@ from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.table import Handler, Incoming, Reply, Table
 from tickwheel.job import ENDED, Job, State
 from tickwheel.operate import explain as explaining
+from tickwheel.operate.audit import in_words
 from tickwheel.operate.bulk import (
     LOOK_MOST,
     UNKNOWN,
@@ -256,6 +257,7 @@ async def _act_on_many(
     must name if there is no default."""
     client = await incoming.service.client()
     which = incoming.body
+    incoming.detail = in_words(_conditions(which.filter))
     wanted = _wanted(incoming, client.clock.now_ms(), allowed, default)
     if wanted is None:
         answers, more = await _by_ids(incoming, client, act, which.ids), False
@@ -273,9 +275,21 @@ async def _act_on_many(
         more = matching.more or len(ids) < len(matching.states)
         answers = await in_batches(act, client, ids)
     changed = sum(answer.ok for answer in answers)
-    incoming.detail = f"{changed} jobs"
+    # The first of those that it was about, changed or not.
+    ids = [answer.id for answer in sorted(answers, key=lambda each: not each.ok)]
+    incoming.detail = in_words(_conditions(which.filter), ids, changed, len(answers))
     results = [JobOutcome(id=answer.id, outcome=answer.outcome) for answer in answers]
     return Reply(Changed(changed=changed, more=more, results=results))
+
+
+def _conditions(chosen: JobFilter | DeadFilter | None) -> dict[str, str]:
+    """What a filter says, for the audit log: of meta only the name, and no text, which may be from
+    the arguments of jobs."""
+    given = {} if chosen is None else msgspec.structs.asdict(chosen)
+    said = {name.strip("_"): str(value) for name, value in given.items() if value is not None}
+    if chosen is not None and chosen.meta is not None:
+        said["meta"] = " ".join(f"{name}=…" for name in chosen.meta)
+    return said | ({"text": "…"} if "text" in said else {})
 
 
 async def _by_ids(

@@ -79,7 +79,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def list_queues(incoming: Incoming) -> Reply:
     """How many jobs each has in each state, whether it is paused, and tasks that no running worker
-    knows."""
+    knows. A key that may not see all tasks gets no counts: they are null."""
     client = await incoming.service.client()
     unknown = [
         each
@@ -87,11 +87,16 @@ async def list_queues(incoming: Incoming) -> Reply:
         if incoming.caller.may(Scope.READ, task=each.task)
     ]
     found = [
-        queue_document(queue, unknown)
+        queue_document(queue, unknown, counted=_sees_all_tasks(incoming))
         for queue in await client.queues()
         if incoming.caller.may(Scope.READ, queue=queue.name)
     ]
     return Reply(QueueList(queues=found))
+
+
+def _sees_all_tasks(incoming: Incoming) -> bool:
+    """Whether counts of jobs tell the caller nothing that is not for them."""
+    return incoming.caller.may(Scope.READ, task=ANY_NAME)
 
 
 async def _set(incoming: Incoming, paused: bool) -> Reply:
@@ -167,9 +172,16 @@ async def list_tasks(incoming: Incoming) -> Reply:
 
 @table.operation("GET", "/v1/stats", scope=Scope.READ, summary="Count jobs", answers={200: Stats})
 async def get_stats(incoming: Incoming) -> Reply:
-    """Over all queues that the key may see."""
+    """Over all queues that the key may see. A key that may not see all tasks gets no counts of
+    jobs: they are null."""
     client, caller = await incoming.service.client(), incoming.caller
-    return Reply(await stats_of(client, lambda queue: caller.may(Scope.READ, queue=queue)))
+    return Reply(
+        await stats_of(
+            client,
+            lambda queue: caller.may(Scope.READ, queue=queue),
+            counted=_sees_all_tasks(incoming),
+        )
+    )
 
 
 @table.operation(

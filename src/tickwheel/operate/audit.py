@@ -22,6 +22,8 @@ KIND = "audit"
 PRUNED, PRUNE_S = RECORDS_LIMIT, 60.0
 # How many characters of each field are kept.
 LENGTHS = {"who": 128, "action": 64, "target": 256, "source": 128, "outcome": 64, "detail": 1000}
+# How many names the detail of an entry has.
+NAMED = 100
 # How many entries of one call are told apart by their order.
 MOST = 99_999
 
@@ -115,15 +117,21 @@ class Audit:
             self._prune_at_ns = now_ns + int(PRUNE_S * S_NS)
 
 
-def in_words(conditions: Mapping[str, str], names: Sequence[str], changed: int, count: int) -> str:
+def in_words(
+    conditions: Mapping[str, str],
+    names: Sequence[str] = (),
+    changed: int = 0,
+    count: int | None = None,
+) -> str:
     """The detail of an operation on several things: what they were chosen by, how many of them it
-    changed, and the first of their names."""
+    changed or added, and the first of their names."""
     chosen = " ".join(f"{name}={_one_line(value)}" for name, value in conditions.items())
-    if not names:
+    if count is None:
         return chosen
-    more = " …" if count > len(names) else ""
-    listed = " ".join(map(_one_line, names))
-    return f"{chosen + '; ' if chosen else ''}{changed} of {count} changed: {listed}{more}"
+    listed = " ".join(map(_one_line, names[:NAMED]))
+    more = " …" if count > NAMED else ""
+    colon = ": " if listed else ""
+    return f"{chosen + '; ' if chosen else ''}{changed} of {count} changed{colon}{listed}{more}"
 
 
 def _one_line(text: str) -> str:
