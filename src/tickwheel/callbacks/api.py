@@ -291,7 +291,9 @@ class Callbacks:
         end = "done" if settlement.outcome is Outcome.DONE else "dead"
         if f'"on_{end}"' not in job.payload:
             return None
-        arguments = msgspec.json.decode(job.payload)
+        arguments = msgspec.json.decode(job.payload, type=dict[str, Any])
+        if (url := arguments.get(f"on_{end}")) is None:
+            return None
         told = {
             "type": f"job.{end}",
             "timestamp": _iso(settlement.ended_ms),
@@ -305,7 +307,7 @@ class Callbacks:
             inherit_meta=False,
         )
         try:
-            return using.job(arguments[f"on_{end}"], body=told)
+            return using.job(url, body=told)
         except BadArguments as refused:
             log.error("%s %s: on_%s could not be enqueued: %s", job.task, job.id, end, refused)
             return None
