@@ -32,6 +32,7 @@ from tickwheel.concurrency import single_error
 from tickwheel.config import load, setting
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.engine.attempt import JobContext
+from tickwheel.engine.following import Follow, followed
 from tickwheel.engine.options import WorkerOptions
 from tickwheel.engine.surroundings import OpenLifespan, Surroundings, chained
 from tickwheel.engine.worker import Worker
@@ -157,10 +158,11 @@ class App(AppJobs, Monitored, Served):
         # What is around its tasks.
         self.lifespans = Lifespans()
         self.middlewares: list[Callable[[JobContext, Any], Awaitable[Any]]] = []
-        # What else its workers open, beside the lifespan: for the tasks of our own packages.
-        self.resources: list[Callable[[], AbstractAsyncContextManager[object]]] = []
-        # Its HTTP callbacks, if it has any: tickwheel.callbacks.
+        # Its HTTP callbacks, if it has any; what its workers open for them, each with the number of
+        # its slots, and what follows from the ends of jobs, by task.
         self.callbacks: Any = None
+        self.resources: list[Callable[[int], AbstractAsyncContextManager[object]]] = []
+        self.following: dict[str, Follow] = {}
         # Schedules that the code declares, by name.
         self.declared: dict[str, Rule] = {}
         self.schedules = AppSchedules(self.client, self.tasks.get, payload_limit)
@@ -473,7 +475,7 @@ class App(AppJobs, Monitored, Served):
         async with self._access.using() as client, AsyncExitStack() as resources:
             await client.ready()
             for resource in self.resources:
-                await resources.enter_async_context(resource())
+                await resources.enter_async_context(resource(concurrency))
             if self.url.lower().startswith("memory:"):
                 log.info("the store is memory://: its jobs are lost when this process ends")
             lifespan = self._start_lifespan()
@@ -548,7 +550,7 @@ class App(AppJobs, Monitored, Served):
         self, client: Client, options: WorkerOptions, guarded: bool, state: Any
     ) -> Worker:
         return Worker(
-            client.store,
+            followed(client.store, self.following),
             self.tasks,
             client.clock,
             self._clock,

@@ -25,6 +25,7 @@ from tickwheel.http.problems import Kind, Problem, ProblemDetails, problem_of, s
 from tickwheel.http.table import Incoming, Reply, Table
 from tickwheel.job import Job
 from tickwheel.masking import CALLBACK_TASK
+from tickwheel.operate.audit import in_words
 from tickwheel.operate.keys import Scope
 from tickwheel.task import Task
 
@@ -221,6 +222,7 @@ async def add_jobs(incoming: Incoming) -> Reply:
     incoming.detail = f"{len(jobs)} jobs"
     client = await incoming.service.client()
     added = await client.add_many([jobs]) if jobs else []
+    incoming.detail = in_words({}, [job.id for job in jobs], sum(added), len(checked))
     taken = [job for job, new in zip(jobs, added, strict=True) if not new]
     repeated = await _repeated(incoming, client, taken) if incoming.idempotency_key else {}
     answers = (

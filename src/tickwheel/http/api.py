@@ -7,6 +7,8 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +17,7 @@ from starlette.routing import compile_path
 
 from tickwheel.batch import Batcher
 from tickwheel.clock import MS_NS, Clock, SystemClock
+from tickwheel.concurrency import cancel_all
 from tickwheel.errors import TickwheelError
 from tickwheel.http.access import (
     Caller,
@@ -35,6 +38,7 @@ from tickwheel.http.body import (
 from tickwheel.http.problems import MEDIA_TYPE, Kind, Problem, problem_of, store_away
 from tickwheel.http.service import Service
 from tickwheel.http.streaming import Parts, StreamedResponse
+from tickwheel.http.streams import stopping
 from tickwheel.http.table import Incoming, Operation, Reply
 from tickwheel.ids import new_id
 from tickwheel.operate.audit import Entry
@@ -47,6 +51,8 @@ REQUEST_S = 10.0
 # How many requests may be under way, and how many bytes of their bodies are in memory.
 REQUESTS_MOST = 1000
 BODIES_MOST = 256 * 1024 * 1024
+# How many more may wait for the end of a job.
+WAITING_MOST = 2000
 # How long an entry of the audit log may take to be written, if the request has used up its time.
 AUDIT_S = 1.0
 
@@ -68,7 +74,7 @@ class Api:
         self._clock = clock or SystemClock()
         self._rates = RateLimits()
         self._auditing: Batcher[Entry, None] = Batcher(self._write)
-        self._requests = self._bytes = 0
+        self._requests = self._waiting = self._bytes = 0
 
     # --- A request
 
@@ -120,7 +126,8 @@ class Api:
             async with asyncio.timeout_at(until):
                 await self._let_in(operation, request, incoming)
             await self._read(operation, request, incoming, room, until)
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(until) as limit:
+                incoming.wait = partial(self._wait, request, limit)
                 return await operation.handler(incoming)
 
     async def _let_in(self, operation: Operation, request: Request, incoming: Incoming) -> None:
@@ -190,6 +197,36 @@ class Api:
             self._requests -= 1
             self._bytes -= kept
 
+    async def _wait(
+        self,
+        request: Request,
+        limit: asyncio.Timeout,
+        awaited: asyncio.Future[Any],
+        within_s: float,
+    ) -> None:
+        """Wait in a request: it does not count as one that is under way meanwhile, nor does its
+        time."""
+        if self._waiting >= WAITING_MOST:
+            raise Problem(Kind.OVERLOADED, "too many wait", headers={"Retry-After": "1"})
+        began, until = asyncio.get_running_loop().time(), limit.when() or 0.0
+        limit.reschedule(None)
+        self._waiting += 1
+        self._requests -= 1
+        try:
+            ends = [
+                asyncio.create_task(_left(request)),
+                asyncio.create_task(stopping(request.scope)),
+            ]
+            try:
+                waits = [awaited, *ends]
+                await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_all(*ends)
+        finally:
+            self._waiting -= 1
+            self._requests += 1
+            limit.reschedule(until + asyncio.get_running_loop().time() - began)
+
     # --- For handlers
 
     async def identify(self, request: Request) -> Caller:
@@ -231,7 +268,7 @@ class Api:
             target=incoming.target[:256],
             source=source,
             outcome=outcome,
-            detail=incoming.detail[:256],
+            detail=incoming.detail,
         )
         try:
             async with asyncio.timeout(within_s):
@@ -295,6 +332,12 @@ def _found(
             }
             return operation, Request({**request.scope, **changes})
     raise Problem(Kind.NOT_FOUND, f"nothing to watch is at {path[:200]!r}; {OPENAPI} lists all")
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _has_body(request: Request) -> bool:

@@ -12,6 +12,7 @@ from tickwheel.config import unknown_variables
 from tickwheel.engine.counts import BOUNDS_MS
 from tickwheel.errors import StoreError
 from tickwheel.http.access import ANY_NAME, Caller
+from tickwheel.http.operating import seen_stats
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.service import Service
 from tickwheel.http.table import Incoming, Reply, Table
@@ -40,7 +41,7 @@ from tickwheel.operate.history import (
 from tickwheel.operate.keys import Scope
 from tickwheel.operate.quantiles import share_within
 from tickwheel.operate.recorder import last_hour, points_of
-from tickwheel.operate.stats import Standing, Stats, standing, stats_from
+from tickwheel.operate.stats import Standing, Stats, standing
 from tickwheel.store import Durability, Finding, Level, Size
 from tickwheel.unserved import unserved_tasks
 from tickwheel.version import __version__
@@ -163,7 +164,7 @@ async def get_overview(incoming: Incoming) -> Reply:
     stats = await recent.get(
         ("stats", sees_all or caller.id),
         STANDING_S,
-        lambda: stats_from(client, found, lambda queue: caller.may(Scope.READ, queue=queue)),
+        lambda: seen_stats(caller, client, found),
     )
     points, tasks = await recent.get("hour", HISTORY_S, lambda: last_hour(client))
     problems: list[Finding] = []

@@ -166,6 +166,14 @@ class Kind(Enum):
         "job is added twice.",
     )
 
+    STOPPING = (
+        "stopping",
+        503,
+        "The server is stopping",
+        "It waited for the request as long as it may, and it is unknown whether the step happened. "
+        "Repeat it: with an id or an Idempotency-Key no job is added twice.",
+    )
+
     def __init__(self, code: str, status: int, title: str, meaning: str) -> None:
         self.code = code
         self.status = status

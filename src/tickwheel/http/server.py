@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tickwheel.errors import BadConfig
+from tickwheel.http.api import problem_response
+from tickwheel.http.problems import RETRY_AFTER_S, Kind
 from tickwheel.http.streams import STOPPING
 
 log = logging.getLogger("tickwheel.http")
@@ -138,7 +140,7 @@ async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
     """Serve for the duration of the block, which gets the URL. Then stop listening, end streams,
     and let the requests under way finish."""
     stopping = asyncio.Event()
-    config = _config(_telling(app, stopping), listening)
+    config = _config(_stoppable(app, stopping), listening)
     bound = _bound(listening)
     try:
         server = _Server(config)
@@ -155,14 +157,32 @@ async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
         bound.close()
 
 
-def _telling(app: ASGIApp, stopping: asyncio.Event) -> ASGIApp:
-    """Let the app know when the server stops: its lifespan ends only after the last request."""
+def _stoppable(app: ASGIApp, stopping: asyncio.Event) -> ASGIApp:
+    """The same app, whose requests know when the server stops, and have an answer if it can't wait
+    for them any longer."""
 
-    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
         extensions = {**(scope.get("extensions") or {}), STOPPING: stopping}
-        await app({**scope, "extensions": extensions}, receive, send)
+        try:
+            await app({**scope, "extensions": extensions}, receive, noting)
+        except asyncio.CancelledError:
+            # The server does that when the grace is over.
+            if started or not stopping.is_set():
+                raise
+            headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+            await problem_response(Kind.STOPPING, "", headers)(scope, receive, send)
 
-    return told
+    return answered
 
 
 async def _started(server: _Server, running: asyncio.Task[None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ from tickwheel.http.access import Caller
 from tickwheel.http.problems import Kind
 from tickwheel.http.service import Service
 from tickwheel.operate.keys import Scope
+
+# Wait for a future, for so many seconds, or until the caller has left or the server stops.
+Wait = Callable[["asyncio.Future[Any]", float], Awaitable[None]]
 
 
 class Asking(Protocol):
@@ -48,6 +52,8 @@ class Incoming:
     # Whether its caller is known and may be here at all, and whether its body was read.
     admitted: bool = False
     consumed: bool = False
+    # How it waits, while others are answered.
+    wait: Wait | None = None
     # For the audit log: what it is about, and a few words.
     target: str = ""
     detail: str = ""

@@ -318,25 +318,30 @@ class UnservedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue: how many jobs are in each state, and whether it is paused."""
+    """A queue: how many jobs are in each state, and whether it is paused. Counts are null for keys
+    that may not see all tasks."""
 
     name: str
     paused: bool
-    waiting: int
-    running: int
-    done: int
-    dead: int
-    cancelled: int
+    waiting: int | None
+    running: int | None
+    done: int | None
+    dead: int | None
+    cancelled: int | None
     unserved_tasks: list[UnservedDocument]
 
 
-def queue_document(queue: QueueInfo, unknown: Iterable[UnservedTask]) -> QueueDocument:
+def queue_document(
+    queue: QueueInfo, unknown: Iterable[UnservedTask], *, counted: bool = True
+) -> QueueDocument:
+    """The queue; without its counts unless `counted`."""
     tasks = [
         UnservedDocument(task=each.task, since=iso_ms(each.since_ms))
         for each in unknown
         if each.queue == queue.name
     ]
-    return QueueDocument(**msgspec.structs.asdict(queue), unserved_tasks=tasks)
+    fields = msgspec.structs.asdict(queue) | ({} if counted else dict.fromkeys(map(str, State)))
+    return QueueDocument(**fields, unserved_tasks=tasks)
 
 
 class WorkerCountsDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ function Side() {
   const stats = overview?.stats;
   const tails = stats
     ? {
-        "/jobs": [compact(stats.waiting + stats.running), ""],
+        "/jobs": [stats.waiting === null ? "" : compact(stats.waiting + stats.running), ""],
         "/dead": [stats.dead ? compact(stats.dead) : "", stats.dead ? "bad" : ""],
         "/workers": [compact(stats.workers), stats.workers === 0 && stats.waiting > 0 ? "bad" : ""],
         "/queues": [stats.paused_queues ? `${stats.paused_queues} paused` : "", ""],
