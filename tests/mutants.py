@@ -2363,7 +2363,7 @@ FAULTS = [
     ),
     Fault(
         "http: a key for some tasks sees counts of all", "safety", "http/operating.py",
-        "return incoming.caller.may(Scope.READ, task=ANY_NAME)", "return True",
+        "return caller.may(Scope.READ, task=ANY_NAME)", "return True",
         f"{HTTP_ACCESS} -k no_counts",
     ),
     Fault(

@@ -268,17 +268,17 @@ async def test_the_store_is_described(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_million_jobs_are_no_burden(tmp_path: Path) -> None:
-    """Nothing is kept of an earlier answer: each try is a server of its own. The best of three, on
-    a machine that others use."""
+    """Nothing is kept of an earlier answer: each try is a server of its own. The best of three, by
+    the time on a processor, which others may use too."""
     await fill(tmp_path / "jobs.db")
     took: dict[str, float] = {}
     for _ in range(3):
         async with unrecorded(shop(tmp_path)) as its:
             await record(its, counts(), ago_s=20)
             for path in PATHS:
-                began = time.perf_counter()
+                began = time.process_time()
                 await document(its, path)
-                took[path] = min(time.perf_counter() - began, took.get(path, 60))
+                took[path] = min(time.process_time() - began, took.get(path, 60))
     assert took["/v1/overview"] <= OVERVIEW_S and max(took.values()) <= FAST_S, took
 
 

@@ -67,10 +67,11 @@ def serve(
     parent: int | None,
     **flags: Any,
 ) -> int:
-    """Serve the HTTP API, for programs in any language, and the dashboard, for people.
+    """Serve the HTTP API and the dashboard.
 
-    The first SIGTERM or Ctrl-C lets running requests, and jobs, finish; the second ends the process
-    at once. GET /v1/openapi.json describes the API. Needs the extra `http`.
+    The API is for programs in any language, the dashboard for people. The first SIGTERM or Ctrl-C
+    lets running requests, and jobs, finish; the second ends the process at once. GET
+    /v1/openapi.json describes the API. Needs the extra `http`.
     """
     if store is not None and flags["app"] is not None:
         raise BadConfig("name an app or use --store, not both")
