@@ -535,8 +535,27 @@ FAULTS = [
         LEASES,
     ),
     Fault(
+        "sqlite: whoever held a job last may finish it", "I2", SQLITE_ROWS,
+        "where job.id = new.key and job.fence = new.value ->> 0\n", "where job.id = new.key\n",
+        LEASES,
+    ),
+    Fault(
+        "sqlite: whoever held jobs last may finish many", "I2", SQLITE_ROWS,
+        "where job.id = new.key and job.fence = kind.fence\n", "where job.id = new.key\n", LEASES,
+    ),
+    Fault(
+        "sqlite: many runs that end alike have one due time", "contract", SQLITE_ROWS,
+        "history = kind.before || due_ms || kind.after",
+        "history = kind.before || ended_ms || kind.after", LEASES,
+    ),
+    Fault(
+        "sqlite: a run that ended well is written over another outcome", "I1", STATEMENTS,
+        "        first.setdefault(each.job.id, each)\n", "        first[each.job.id] = each\n",
+        LEASES,
+    ),
+    Fault(
         "sqlite: add is not idempotent", "I1", STATEMENTS,
-        "insert or ignore into job ({_NEW})\n", "insert or replace into job ({_NEW})\n",
+        "insert or ignore into job ({columns})", "insert or replace into job ({columns})",
     ),
     Fault(
         "sqlite: jobs are handed out a second too early", "I4", SQLITE_BROWSE,
@@ -1985,7 +2004,7 @@ FAULTS = [
     ),
     Fault(
         "sqlite: plain jobs need the columns of this release", "contract", STATEMENTS,
-        "        return _INSERT, encode(rows).decode()\n", "        pass\n", FILE,
+        "        if job.attempt or job.meta", "        if True or job.meta", FILE,
     ),
     Fault(
         "PostgreSQL leaves the progress of the last run", "fields", PG_CLAIMING,

@@ -11,7 +11,7 @@ of their ids, so that two batches never deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -220,7 +220,7 @@ def _settling(schema: str, told: bool) -> str:
 async def settle(
     db: Connection, schema: str, settlements: Sequence[Settlement], now_ms: int
 ) -> list[bool]:
-    first = life.first_by_attempt(settlements)
+    first = _first_by_attempt(settlements)
     rows = [_Settled.of(first[key]) for key in sorted(first)]
     statement = _settling(schema, any(row.progress is not None for row in rows))
     cursor = await db.execute(statement, {"settled": encode(rows).decode(), "now": now_ms})
@@ -232,6 +232,14 @@ async def settle(
         )
         taken.update(await cursor.fetchall())
     return [(each.job.id, each.job.fence) in taken for each in settlements]
+
+
+def _first_by_attempt(settlements: Iterable[Settlement]) -> dict[tuple[str, int], Settlement]:
+    """The settlements that count, by id and fence: of two for one attempt, the first."""
+    first: dict[tuple[str, int], Settlement] = {}
+    for settlement in settlements:
+        first.setdefault((settlement.job.id, settlement.job.fence), settlement)
+    return first
 
 
 # --- Operators' steps
