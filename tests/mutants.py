@@ -535,6 +535,16 @@ FAULTS = [
         LEASES,
     ),
     Fault(
+        "sqlite: a lost lease may be finished", "I2", SQLITE_ROWS,
+        "fence = new.value ->> 0\n      and state = 'running' and lease_until_ms > :now",
+        "fence = new.value ->> 0\n      and state = 'running'", LEASES,
+    ),
+    Fault(
+        "sqlite: lost leases may be finished together", "I2", SQLITE_ROWS,
+        "fence = kind.fence\n      and state = 'running' and lease_until_ms > :now",
+        "fence = kind.fence\n      and state = 'running'", LEASES,
+    ),
+    Fault(
         "sqlite: whoever held a job last may finish it", "I2", SQLITE_ROWS,
         "where job.id = new.key and job.fence = new.value ->> 0\n", "where job.id = new.key\n",
         LEASES,
@@ -743,7 +753,7 @@ FAULTS = [
     ),
     Fault(
         "leases are not extended", "I3", "engine/leases.py",
-        "                await self.extend(list(self._hand))\n", "                pass\n", ENGINE,
+        "                await self.extend(self._begun())\n", "                pass\n", ENGINE,
     ),
     Fault(
         "a lost lease does not stop the run", "I2", "engine/leases.py",
@@ -1448,7 +1458,7 @@ FAULTS = [
     ),
     Fault(
         "nats: a stream that was deleted looks like an empty one", "docs/nats.md", NATS_STREAM,
-        "        if _code(found) == NO_STREAM:\n            raise",
+        "        if answers.code(found) == NO_STREAM:\n            raise",
         "        if False:\n            raise",
         f"{NATS_HEALING} -k stream",
     ),
@@ -2005,6 +2015,16 @@ FAULTS = [
     Fault(
         "sqlite: plain jobs need the columns of this release", "contract", STATEMENTS,
         "        if job.attempt or job.meta", "        if True or job.meta", FILE,
+    ),
+    Fault(
+        "PostgreSQL: whoever held a job last may finish it", "I2", PG_STATEMENTS,
+        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
+        "lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(", LEASES,
+    ),
+    Fault(
+        "PostgreSQL: a lost lease may be finished", "I2", PG_STATEMENTS,
+        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
+        "job.fence = new.fence\"\"\"\n\n\nasync def settle(", LEASES,
     ),
     Fault(
         "PostgreSQL leaves the progress of the last run", "fields", PG_CLAIMING,
