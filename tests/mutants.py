@@ -535,6 +535,10 @@ FAULTS = [
         LEASES,
     ),
     Fault(
+        "leases that are new are extended with the others", "cost", "engine/leases.py",
+        "- self._lease_ms // (2 * PARTS)", "", "tests/engine/test_keeper.py",
+    ),
+    Fault(
         "sqlite: a lost lease may be finished", "I2", SQLITE_ROWS,
         "fence = new.value ->> 0\n      and state = 'running' and lease_until_ms > :now",
         "fence = new.value ->> 0\n      and state = 'running'", LEASES,
