@@ -541,8 +541,41 @@ FAULTS = [
         LEASES,
     ),
     Fault(
+        "leases that are new are extended with the others", "cost", "engine/leases.py",
+        "- self._lease_ms // (2 * PARTS)", "", "tests/engine/test_keeper.py",
+    ),
+    Fault(
+        "sqlite: a lost lease may be finished", "I2", SQLITE_ROWS,
+        "fence = new.value ->> 0\n      and state = 'running' and lease_until_ms > :now",
+        "fence = new.value ->> 0\n      and state = 'running'", LEASES,
+    ),
+    Fault(
+        "sqlite: lost leases may be finished together", "I2", SQLITE_ROWS,
+        "fence = kind.fence\n      and state = 'running' and lease_until_ms > :now",
+        "fence = kind.fence\n      and state = 'running'", LEASES,
+    ),
+    Fault(
+        "sqlite: whoever held a job last may finish it", "I2", SQLITE_ROWS,
+        "where job.id = new.key and job.fence = new.value ->> 0\n", "where job.id = new.key\n",
+        LEASES,
+    ),
+    Fault(
+        "sqlite: whoever held jobs last may finish many", "I2", SQLITE_ROWS,
+        "where job.id = new.key and job.fence = kind.fence\n", "where job.id = new.key\n", LEASES,
+    ),
+    Fault(
+        "sqlite: many runs that end alike have one due time", "contract", SQLITE_ROWS,
+        "history = kind.before || due_ms || kind.after",
+        "history = kind.before || ended_ms || kind.after", LEASES,
+    ),
+    Fault(
+        "sqlite: a run that ended well is written over another outcome", "I1", STATEMENTS,
+        "        first.setdefault(each.job.id, each)\n", "        first[each.job.id] = each\n",
+        LEASES,
+    ),
+    Fault(
         "sqlite: add is not idempotent", "I1", STATEMENTS,
-        "insert or ignore into job ({_NEW})\n", "insert or replace into job ({_NEW})\n",
+        "insert or ignore into job ({columns})", "insert or replace into job ({columns})",
     ),
     Fault(
         "sqlite: jobs are handed out a second too early", "I4", SQLITE_BROWSE,
@@ -771,7 +804,7 @@ FAULTS = [
     ),
     Fault(
         "leases are not extended", "I3", "engine/leases.py",
-        "                await self.extend(list(self._hand))\n", "                pass\n", ENGINE,
+        "                await self.extend(self._begun())\n", "                pass\n", ENGINE,
     ),
     Fault(
         "a lost lease does not stop the run", "I2", "engine/leases.py",
@@ -1559,7 +1592,7 @@ FAULTS = [
     ),
     Fault(
         "nats: a stream that was deleted looks like an empty one", "docs/nats.md", NATS_STREAM,
-        "        if _code(found) == NO_STREAM:\n            raise",
+        "        if answers.code(found) == NO_STREAM:\n            raise",
         "        if False:\n            raise",
         f"{NATS_HEALING} -k stream",
     ),
@@ -2115,7 +2148,17 @@ FAULTS = [
     ),
     Fault(
         "sqlite: plain jobs need the columns of this release", "contract", STATEMENTS,
-        "        return _INSERT, encode(rows).decode()\n", "        pass\n", FILE,
+        "        if job.attempt or job.meta", "        if True or job.meta", FILE,
+    ),
+    Fault(
+        "PostgreSQL: whoever held a job last may finish it", "I2", PG_STATEMENTS,
+        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
+        "lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(", LEASES,
+    ),
+    Fault(
+        "PostgreSQL: a lost lease may be finished", "I2", PG_STATEMENTS,
+        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
+        "job.fence = new.fence\"\"\"\n\n\nasync def settle(", LEASES,
     ),
     Fault(
         "PostgreSQL leaves the progress of the last run", "fields", PG_CLAIMING,

@@ -200,6 +200,8 @@ class NatsStore:
         return self._shard(id.rpartition("@")[0] or id)
 
     def _split(self, ids: Iterable[str]) -> dict[Shard, list[str]]:
+        if len(self._shards) == 1:
+            return {self._first: list(dict.fromkeys(ids))}
         found: defaultdict[Shard, list[str]] = defaultdict(list)
         for id in dict.fromkeys(ids):
             found[self._of_job(id)].append(id)
