@@ -44,6 +44,7 @@ COMMANDS = (
     "keys",
     "audit",
     "explain",
+    "verify",
     "top",
     "doctor",
     "config",
