@@ -42,6 +42,7 @@ from tickwheel.stores.redis.parking import Parked, topics
 from tickwheel.stores.redis.reading import QUEUES, get, names_of_queues
 from tickwheel.stores.redis.url import RedisOptions
 from tickwheel.stores.redis.wire import Wire
+from tickwheel.stores.waiting import slack_of
 
 # The version of the layout that the head of statements.lua describes.
 SCHEMA = 2
@@ -303,7 +304,9 @@ class RedisStore:
             return int(answer) if answer else None
 
         wanted = topics(known).union(f"q{queue}" for queue in queues)
-        await self._open_subscriber.until_due(wanted, next_ms, now_ms=now_ms, until_ms=until_ms)
+        await self._open_subscriber.until_due(
+            wanted, next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_of(self.ahead_ms)
+        )
 
     async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
         async def find() -> list[str]:
