@@ -109,6 +109,7 @@ def _writable(path: Path | None) -> None:
 
 def _run(plan: Plan) -> Report:
     import asyncio
+    import signal
     import tempfile
 
     from tickwheel.score.report import Report
@@ -118,6 +119,9 @@ def _run(plan: Plan) -> Report:
         f"{len(plan.entrants)} strategies, {plan.instances} instances of each; "
         f"about {plan.last_s / 60 + 0.2:.1f} minutes"
     )
+    for each in (signal.SIGINT, signal.SIGTERM):
+        # Whatever ends it, also in the background: it ends all that it has started.
+        signal.signal(each, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tickwheel-score-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)  # a server may run as another user

@@ -54,7 +54,7 @@ class Report:
             ha=ha,
             at_ms=SystemClock().now_ns() // 1_000_000,
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
-            f"Python {platform.python_version()}, Tickwheel {__version__}",
+            f"Python {platform.python_version()}, Tickwheel {__version__}, {_load()}",
         )
 
     @property
@@ -69,6 +69,14 @@ class Report:
 
     def rows(self) -> list[tuple[Any, ...]]:
         return [(n, *_row(each)) for n, each in enumerate(self.results, 1)]
+
+
+def _load() -> str:
+    """How busy the machine was: others make runs late as well."""
+    try:
+        return f"load average {os.getloadavg()[2]:.1f}"
+    except OSError:
+        return "load unknown"
 
 
 def _row(each: Result) -> tuple[Any, ...]:
