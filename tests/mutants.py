@@ -59,7 +59,7 @@ NATS_LARGE, NATS_FITTING = "tests/faults/test_nats_large.py", "stores/nats/fitti
 NATS_HEALING = "tests/faults/test_nats_healing.py"
 NATS_RECORDS, RECORDS = "stores/nats/records.py", "tests/contract/test_records.py"
 KEYS = "tests/unit/test_keys.py"
-FLAWS = "tests/unit/test_flaws.py"
+FLAWS, SCORE = "tests/unit/test_flaws.py", "tests/unit/test_score.py"
 NATS_GHOSTS = "tests/faults/test_nats_ghosts.py"
 NATS_PARKING, NATS_PARKED = "tests/faults/test_nats_parking.py", "stores/nats/parked.py"
 LEASES = "tests/contract/test_leases.py"
@@ -147,6 +147,27 @@ FAULTS = [
         "verify reads one page", "verify", "operate/verify.py",
         "            if cursor is None:\n", "            if True:\n",
         "tests/contract/test_verify.py",
+    ),
+    Fault(
+        "claims don't come together", "ahead", "stores/waiting.py",
+        "min(due_ms + slack_ms, until_ms)", "min(due_ms, until_ms)", "tests/unit/test_waiters.py",
+    ),
+    Fault(
+        "a wait with slack doesn't look again", "ahead", "stores/waiting.py",
+        "                    if not slack_ms:\n                        return\n",
+        "                    return\n", "tests/unit/test_waiters.py",
+    ),
+    Fault(
+        "a wait with slack is not told of what is due at once", "ahead", "stores/redis/store.py",
+        "ripe_ms = now_ms - slack_ms", "ripe_ms = now_ms", "tests/faults/test_ahead.py -k redis",
+    ),
+    Fault(
+        "a contest doesn't see doubles", "score", "score/contest.py",
+        "for pair in second_runs(mine)]", "for pair in second_runs(mine[:1])]", SCORE,
+    ),
+    Fault(
+        "a contest takes any double for a kill's", "score", "score/contest.py",
+        "before.instance in killed_ms for", "True for", SCORE,
     ),
     Fault(
         "verify exits with 0 whatever it finds", "verify", "cli/verify.py",

@@ -41,7 +41,7 @@ _DONE = "update score_{name} set state = 2 where id = %(id)s"
 _RELEASE = "update score_{name} set state = 0 where state = 1 and id = any(%(ids)s)"
 
 
-class Table:
+class PolledTable:
     """The table of one entrant, over one connection."""
 
     def __init__(self, db: psycopg.AsyncConnection[Any], name: str) -> None:
@@ -84,11 +84,11 @@ class Table:
         return await self._db.execute(statement.format(name=self._name).encode(), given)
 
 
-async def opened(url: str, name: str) -> Table:
-    return Table(await psycopg.AsyncConnection.connect(url, autocommit=True), name)
+async def opened(url: str, name: str) -> PolledTable:
+    return PolledTable(await psycopg.AsyncConnection.connect(url, autocommit=True), name)
 
 
-async def poll(table: Table, notes: Notebook, stop: asyncio.Event, *, every_s: float) -> None:
+async def poll(table: PolledTable, notes: Notebook, stop: asyncio.Event, *, every_s: float) -> None:
     """List what is due, lock each job, run those that it got."""
     queries = notes.queries
 
@@ -112,7 +112,9 @@ async def poll(table: Table, notes: Notebook, stop: asyncio.Event, *, every_s: f
         await _each(every_s, look, stop)
 
 
-async def prepare(table: Table, notes: Notebook, stop: asyncio.Event, *, every_s: float) -> None:
+async def prepare(
+    table: PolledTable, notes: Notebook, stop: asyncio.Event, *, every_s: float
+) -> None:
     """Lock what is due soon in one step, and let a timer start each job at its time."""
     queries = notes.queries
     waiting: dict[str, asyncio.Task[None]] = {}
