@@ -153,6 +153,11 @@ FAULTS = [
         "min(due_ms + slack_ms, until_ms)", "min(due_ms, until_ms)", "tests/unit/test_waiters.py",
     ),
     Fault(
+        "idle workers claim every few seconds", "ahead", "engine/chores.py",
+        "max(IDLE_MS, IDLE_SLACKS * slack_of(store.ahead_ms))", "IDLE_MS",
+        "tests/engine/test_worker.py -k asked_less",
+    ),
+    Fault(
         "a wait with slack doesn't look again", "ahead", "stores/waiting.py",
         "                    if not slack_ms:\n                        return\n",
         "                    return\n", "tests/unit/test_waiters.py",
