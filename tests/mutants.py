@@ -65,6 +65,7 @@ NATS_LARGE, NATS_FITTING = "tests/faults/test_nats_large.py", "stores/nats/fitti
 NATS_HEALING = "tests/faults/test_nats_healing.py"
 NATS_RECORDS, RECORDS = "stores/nats/records.py", "tests/contract/test_records.py"
 KEYS = "tests/unit/test_keys.py"
+FLAWS, SCORE = "tests/unit/test_flaws.py", "tests/unit/test_score.py"
 NATS_GHOSTS = "tests/faults/test_nats_ghosts.py"
 NATS_PARKING, NATS_PARKED = "tests/faults/test_nats_parking.py", "stores/nats/parked.py"
 LEASES = "tests/contract/test_leases.py"
@@ -123,6 +124,66 @@ class Fault:
 
 
 FAULTS = [
+    # --- What `tickwheel verify` finds
+    Fault(
+        "verify doesn't see early runs", "verify", "operate/flaws.py",
+        "max(run.due_ms - run.started_ms, 0)", "0", FLAWS,
+    ),
+    Fault(
+        "verify doesn't see late runs", "verify", "operate/flaws.py",
+        "late_ms > span.late_after_ms", "late_ms > 10 * span.late_after_ms", FLAWS,
+    ),
+    Fault(
+        "verify takes a takeover for a retry", "verify", "operate/flaws.py",
+        "CHOSEN = (Outcome.RETRY, ", "CHOSEN = (Outcome.LOST, Outcome.RETRY, ", FLAWS,
+    ),
+    Fault(
+        "verify takes a rerun for a double", "verify", "operate/flaws.py",
+        "if before.outcome in _ENDS and put_back:", "if False:", FLAWS,
+    ),
+    Fault(
+        "verify doesn't see what was never taken over", "verify", "operate/flaws.py",
+        "span.past(job.lease_until_ms or 0)", "False", FLAWS,
+    ),
+    Fault(
+        "verify doesn't see ticks without a job", "verify", "operate/ticks.py",
+        "        if tick_ms in seen:", "        if tick_ms in seen or True:", FLAWS,
+    ),
+    Fault(
+        "verify reads one page", "verify", "operate/verify.py",
+        "            if cursor is None:\n", "            if True:\n",
+        "tests/contract/test_verify.py",
+    ),
+    Fault(
+        "claims don't come together", "ahead", "stores/waiting.py",
+        "min(due_ms + slack_ms, until_ms)", "min(due_ms, until_ms)", "tests/unit/test_waiters.py",
+    ),
+    Fault(
+        "idle workers claim every few seconds", "ahead", "engine/chores.py",
+        "max(IDLE_MS, IDLE_SLACKS * slack_of(store.ahead_ms))", "IDLE_MS",
+        "tests/engine/test_worker.py -k asked_less",
+    ),
+    Fault(
+        "a wait with slack doesn't look again", "ahead", "stores/waiting.py",
+        "                    if not slack_ms:\n                        return\n",
+        "                    return\n", "tests/unit/test_waiters.py",
+    ),
+    Fault(
+        "a wait with slack is not told of what is due at once", "ahead", "stores/redis/store.py",
+        "ripe_ms = now_ms - slack_ms", "ripe_ms = now_ms", "tests/faults/test_ahead.py -k redis",
+    ),
+    Fault(
+        "a contest doesn't see doubles", "score", "score/contest.py",
+        "for pair in second_runs(mine)]", "for pair in second_runs(mine[:1])]", SCORE,
+    ),
+    Fault(
+        "a contest takes any double for a kill's", "score", "score/contest.py",
+        "before.instance in killed_ms for", "True for", SCORE,
+    ),
+    Fault(
+        "verify exits with 0 whatever it finds", "verify", "cli/verify.py",
+        "OK if found.well else FAILURE", "OK", "tests/faces/test_verify_cli.py",
+    ),
     # --- Around a task: expiry, progress, meta
     Fault(
         "a job is started after it expired", "expiry", "engine/runs.py",

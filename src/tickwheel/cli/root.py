@@ -44,6 +44,7 @@ COMMANDS = (
     "keys",
     "audit",
     "explain",
+    "verify",
     "top",
     "doctor",
     "config",
@@ -51,6 +52,7 @@ COMMANDS = (
     "migrate-jobs",
     "outbox",
     "nats",
+    "score",
     "demo",
 )
 

@@ -18,14 +18,23 @@ from tickwheel.engine.scheduler import Scheduler
 from tickwheel.job import State
 from tickwheel.registry import PoolName
 from tickwheel.store import Store, WorkerInfo
+from tickwheel.stores.waiting import slack_of
 from tickwheel.version import __version__
 
 # A wait for work or cancel requests ends after this long, even if the store's notice got lost.
 IDLE_MS = 5_000
+# With a long `ahead` so many times the slack of the waits, which look by themselves: whoever chose
+# that wants the store to be asked less often.
+IDLE_SLACKS = 15
 # How often the store's clock is read; also at once when our own clock was set.
 MEASURE_S = 5.0
 PRUNE_EVERY_S = 60.0
 PRUNE_BATCH = 1_000
+
+
+def idle_ms(store: Store) -> int:
+    """How long a wait lasts at most."""
+    return max(IDLE_MS, IDLE_SLACKS * slack_of(store.ahead_ms))
 
 
 class Chores:
@@ -95,7 +104,7 @@ class Chores:
         now_ms = self._clock.now_ms()
         ids = await self._reconnecting.forever(
             lambda: self._store.cancel_requests(
-                self._worker, now_ms=now_ms, until_ms=now_ms + IDLE_MS
+                self._worker, now_ms=now_ms, until_ms=now_ms + idle_ms(self._store)
             )
         )
         for held in filter(None, map(self._hand.get, ids)):

@@ -51,6 +51,7 @@ from tickwheel.stores.postgres.notify import EndListener, Listener
 from tickwheel.stores.postgres.pool import Pool
 from tickwheel.stores.postgres.schema import make_ready, migrate
 from tickwheel.stores.postgres.url import PostgresOptions
+from tickwheel.stores.waiting import slack_of
 
 log = logging.getLogger("tickwheel")
 
@@ -257,7 +258,9 @@ class PostgresStore:
             return await self._run(browse.next_claimable_ms, names, known, self.ahead_ms)
 
         topics = parking.topics_of(known).union(f"q{name}" for name in names)
-        await self._open_listener().until_due(topics, next_ms, now_ms=now_ms, until_ms=until_ms)
+        await self._open_listener().until_due(
+            topics, next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_of(self.ahead_ms)
+        )
 
     async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
         async def find() -> list[str]:
