@@ -1,0 +1,144 @@
+"""A run: rounds of all subjects, one after the other, so that slow minutes hit all of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tickwheel.bench.catalogue import Subject
+from tickwheel.bench.environments import InstallFailed, environment, version
+from tickwheel.bench.figures import Figures
+from tickwheel.bench.measure import Scene, steps
+from tickwheel.bench.plan import Plan
+from tickwheel.bench.processes import SubjectFailed
+from tickwheel.bench.servers import STORES, check
+from tickwheel.clock import S_NS, SystemClock
+from tickwheel.errors import TickwheelError
+from tickwheel.version import __version__
+
+
+@dataclass(slots=True)
+class Report:
+    """What was measured, on what, and how it went."""
+
+    plan: Plan
+    subjects: list[Subject]
+    figures: Figures = field(default_factory=Figures)
+    machine: dict[str, str] = field(default_factory=dict)
+    # By store and by subject.
+    servers: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    took_s: float = 0.0
+
+    @property
+    def stores(self) -> dict[str, list[str]]:
+        """The libraries on each store."""
+        found: dict[str, list[str]] = {}
+        for subject in self.subjects:
+            found.setdefault(subject.store, []).append(subject.library)
+        return found
+
+
+class Progress:
+    """Hears how a run goes; this one does nothing with it."""
+
+    def plan(self, steps: int) -> None: ...
+    def step(self, subject: str, what: str) -> None: ...
+    def done(self) -> None: ...
+    def note(self, words: str) -> None: ...
+
+
+def run(plan: Plan, subjects: Sequence[Subject], folder: Path, progress: Progress) -> Report:
+    """Measure these subjects. One that fails, or whose store can't be started, is noted and left
+    out; the run goes on."""
+    clock = SystemClock()
+    report = Report(plan, list(subjects), machine=machine(clock.now_ns()))
+    start_ns = clock.monotonic_ns()
+    places = _prepared(report, folder, progress)
+    rounds = range(1, plan.rounds + 1)
+    progress.plan(
+        sum(len(steps(each, plan, n)) for each in subjects if each.name in places for n in rounds)
+    )
+    for number in rounds:
+        for store in report.stores:
+            here = [each for each in subjects if each.store == store and each.name in places]
+            if here:
+                _round(report, number, store, here, places, progress)
+    report.took_s = (clock.monotonic_ns() - start_ns) / S_NS
+    return report
+
+
+def _prepared(report: Report, folder: Path, progress: Progress) -> dict[str, Path | None]:
+    """The environments of all subjects that can be measured here, by name."""
+    places: dict[str, Path | None] = {}
+    for subject in report.subjects:
+        progress.step(subject.name, "prepare")
+        try:
+            check(subject.store)
+            places[subject.name] = environment(subject, folder)
+            report.versions[subject.name] = version(subject, places[subject.name])
+        except (TickwheelError, InstallFailed) as error:
+            _left_out(report, subject, str(error), progress)
+            places.pop(subject.name, None)
+    return places
+
+
+def _round(
+    report: Report,
+    number: int,
+    store: str,
+    subjects: Sequence[Subject],
+    places: dict[str, Path | None],
+    progress: Progress,
+) -> None:
+    with STORES[store]() as server:
+        report.servers[store] = server.version
+        for subject in subjects:
+            scene = Scene(subject, server, places[subject.name], report.plan, report.figures)
+            _measure(scene, number, progress)
+
+
+def _measure(scene: Scene, number: int, progress: Progress) -> None:
+    name = scene.subject.name
+    for what, keys, step in steps(scene.subject, scene.plan, number):
+        progress.step(name, what)
+        try:
+            step(scene)
+        except SubjectFailed as failure:
+            for key in keys or ("",):
+                scene.figures.excuse(name, key, str(failure))
+            progress.note(f"{name}: {what}: {failure}")
+        progress.done()
+
+
+def _left_out(report: Report, subject: Subject, reason: str, progress: Progress) -> None:
+    report.figures.excuse(subject.name, "", reason)
+    progress.note(f"{subject.name} is left out: {reason}")
+
+
+def machine(now_ns: int) -> dict[str, str]:
+    """What the figures were measured with."""
+    return {
+        "date": datetime.fromtimestamp(now_ns // S_NS, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "tickwheel": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "load": " ".join(f"{each:.1f}" for each in os.getloadavg()),
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor()
+
+
