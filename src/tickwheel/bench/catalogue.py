@@ -71,7 +71,7 @@ def _huey(store: str, packages: tuple[str, ...]) -> Subject:
         *("Huey", store, "with_huey", packages),
         commands=("huey_consumer with_huey.huey --worker-type process --workers {n} --quiet",),
         settings="process workers"
-        + ("; polls with a back-off of 0.1 to 10 s" if store == "sqlite" else ""),
+        + ("; polls with a back-off of 0.1 to 10 s; fsync off" if store == "sqlite" else ""),
         lacks=_SYNC_ONLY | _NO_BULK,
     )
 
@@ -88,7 +88,7 @@ def _nats_itself(store: str) -> Subject:
     return Subject(
         *("NATS itself", store, "with_nats", ("nats-py",)),
         each=("python with_nats.py",),
-        settings="nats-py, pull consumer, 100 a fetch, one acknowledgement each; no task layer",
+        settings="nats-py, pull consumer, 100 a fetch, acknowledgements not confirmed; no tasks",
         lacks=_ASYNC_ONLY | _NO_BULK | _NO_RESULTS,
     )
 
@@ -138,8 +138,9 @@ PEERS = (
         lacks=_NO_RESULTS,
     ),
     Subject(
-        *("PgQueuer", "postgresql", "with_pgqueuer", ("pgqueuer[asyncpg]",)),
-        each=("pgq run with_pgqueuer:main --log-level WARNING",),
+        # Version 1.6 of its command fails with a newer typer.
+        *("PgQueuer", "postgresql", "with_pgqueuer", ("pgqueuer[asyncpg]", "typer<0.26")),
+        each=("pgq run with_pgqueuer:main",),
         settings="asyncpg, batches of 10, durable tables",
         lacks=_ASYNC_ONLY | _NO_RESULTS,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,6 @@ def version(subject: Subject, place: Path | None) -> str:
         return __version__
     words = [str(place / "bin" / "python"), "-c", _VERSIONS]
     found = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
-    names = [package.partition("[")[0] for package in subject.packages]
+    names = [re.split(r"[\[<>=]", package)[0] for package in subject.packages]
     first, *others = (f"{name} {found.get(name, '?')}" for name in names)
     return ", ".join([first.partition(" ")[2], *others])

@@ -54,7 +54,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Row:
+class Reading:
     """What a figure is of: a measure, and how many jobs waited for later meanwhile, if that was
     part of it."""
 
@@ -96,22 +96,22 @@ class Figures:
     """All figures of a run: by subject, by row, one value for each round; and why some are
     missing."""
 
-    values: dict[str, dict[Row, list[float]]] = field(default_factory=dict)
+    values: dict[str, dict[Reading, list[float]]] = field(default_factory=dict)
     # By subject and key of the measure, or "" for all of them.
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def add(self, subject: str, row: Row, value: float | None) -> None:
+    def add(self, subject: str, row: Reading, value: float | None) -> None:
         if value is not None:
             self.values.setdefault(subject, {}).setdefault(row, []).append(value)
 
     def excuse(self, subject: str, key: str, reason: str) -> None:
         self.reasons.setdefault(subject, {}).setdefault(key, reason)
 
-    def spread(self, subject: str, row: Row) -> Spread | None:
+    def spread(self, subject: str, row: Reading) -> Spread | None:
         values = self.values.get(subject, {}).get(row)
         return Spread.of(values) if values else None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Reading]:
         """In the order of the measures, then by how many waited."""
         found = {row for by_row in self.values.values() for row in by_row}
         order = {key: at for at, key in enumerate(MEASURES)}
@@ -123,7 +123,7 @@ class Comparison:
     """Tickwheel and the best peer on the same store."""
 
     store: str
-    row: Row
+    row: Reading
     ours: float
     peer: str
     theirs: float
@@ -131,14 +131,14 @@ class Comparison:
     @property
     def factor(self) -> float:
         """How many times better Tickwheel is; below 1, the peer is better."""
-        above, below = (self.ours, self.theirs) if self.row.measure.more else (
-            self.theirs, self.ours
+        above, below = (
+            (self.ours, self.theirs) if self.row.measure.more else (self.theirs, self.ours)
         )
         return above / below if below > 0 else float("inf")
 
 
 def comparisons(
-    figures: Figures, stores: Mapping[str, Iterable[str]], rows: Iterable[Row]
+    figures: Figures, stores: Mapping[str, Iterable[str]], rows: Iterable[Reading]
 ) -> list[Comparison]:
     """For each store (with the names of the libraries on it) and row, against the best peer that
     has a figure."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.bench.catalogue import Subject
-from tickwheel.bench.figures import Figures, Row, quantile
+from tickwheel.bench.figures import Figures, Reading, quantile
 from tickwheel.bench.plan import Plan
-from tickwheel.bench.processes import Cast, SubjectFailed, cast, cpu_s, memory_mb
-from tickwheel.bench.servers import Server
+from tickwheel.bench.processes import Deployment, SubjectFailed, cpu_s, deployed, memory_mb
+from tickwheel.bench.servers import StoreServer
 from tickwheel.clock import sleep_blocking
 
 AT_ONCE, BULK = 1_000, 1_000
@@ -20,27 +20,34 @@ START_S = 30.0
 # Filling a store with jobs for later takes as long as this many a second would, at most.
 SLOWEST_FILL = 1_000
 SETTLE_S = 0.5
+# CPU time is counted in hundredths of a second.
+COARSE_S = 0.05
 GAP_S = 0.05
 # How long before the first of some jobs is due they are added.
 LEAD_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Turn:
     """A subject in one round, with what it needs to start."""
 
     subject: Subject
-    server: Server
+    server: StoreServer
     environment: Path | None
     plan: Plan
     figures: Figures
 
-    def start(self) -> AbstractContextManager[Cast]:
+    def start(self) -> AbstractContextManager[Deployment]:
         """On an empty store."""
-        return cast(self.subject, self.server.fresh(), self.environment, self.server.pids)
+        return deployed(self.subject, self.server.fresh(), self.environment, self.server.pids)
 
     def add(self, key: str, value: float | None, waiting: int | None = None) -> None:
-        self.figures.add(self.subject.name, Row(key, waiting), value)
+        self.figures.add(self.subject.name, Reading(key, waiting), value)
+
+    @property
+    def plainest(self) -> str:
+        """How jobs are added one after the other, if it is measured once: async if it can be."""
+        return "add" if "add_async" in self.subject.lacks else "add_async"
 
     def lacks(self, part: str, *keys: str) -> bool:
         """Whether the library has no such part; then the figures are excused."""
@@ -63,62 +70,67 @@ class Scene:
 # --- Adding
 
 
-def adding(scene: Scene) -> None:
+def adding(turn: Turn) -> None:
     """One after the other, many at once, in bulk; no worker runs."""
-    seconds = scene.plan.enqueue_s
+    seconds = turn.plan.enqueue_s
     parts: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         ("enqueue_sync", "add", "one_by_one", {"how": "add"}),
         ("enqueue_async", "add_async", "one_by_one", {"how": "add_async"}),
         ("enqueue_at_once", "add_async", "at_once", {"count": AT_ONCE}),
         ("enqueue_bulk", "add_many", "in_bulk", {"count": BULK}),
     )
-    with scene.start() as cast:
+    with turn.start() as deployment:
         for key, part, what, details in parts:
-            if scene.lacks(part, key):
+            if turn.lacks(part, key):
                 continue
-            with scene.trying(key):
+            with turn.trying(key):
                 # The first call of a kind opens connections.
                 warm = {"count": 10} if "count" in details else {}
-                cast.ask(what, within_s=START_S, seconds=0.001, **(details | warm))
-                answer = cast.ask(what, within_s=seconds + START_S, seconds=seconds, **details)
-                scene.add(key, answer["rate"])
+                deployment.ask(what, within_s=START_S, seconds=0.001, **(details | warm))
+                answer = deployment.ask(
+                    what, within_s=seconds + START_S, seconds=seconds, **details
+                )
+                turn.add(key, answer["rate"])
+                if details.get("how") == turn.plainest:
+                    turn.add("enqueue", answer["rate"], 0)
 
 
 # --- Draining
 
 
-def draining(scene: Scene) -> None:
-    with scene.start() as cast:
-        drain(scene, cast, 1, "drain_one", costs=True)
+def draining(turn: Turn) -> None:
+    with turn.start() as deployment:
+        found = drain(turn, deployment, 1, "drain_one", costs=True)
+        turn.add("drain", found, 0)
 
 
-def draining_by_several(scene: Scene) -> None:
-    if scene.plan.processes > 1 and not scene.lacks("processes", "drain_several"):
-        with scene.start() as cast:
-            drain(scene, cast, scene.plan.processes, "drain_several")
+def draining_by_several(turn: Turn) -> None:
+    if turn.plan.processes > 1 and not turn.lacks("processes", "drain_several"):
+        with turn.start() as deployment:
+            drain(turn, deployment, turn.plan.processes, "drain_several")
 
 
-def draining_batches(scene: Scene) -> None:
-    if scene.subject.ours:
-        with scene.start() as cast:
-            drain(scene, cast, 1, "drain_batches", batch=True)
+def draining_batches(turn: Turn) -> None:
+    if turn.subject.ours:
+        with turn.start() as deployment:
+            drain(turn, deployment, 1, "drain_batches", batch=True)
     else:
-        scene.figures.excuse(scene.subject.name, "drain_batches", "no batches")
+        turn.figures.excuse(turn.subject.name, "drain_batches", "no batches")
 
 
 def drain(
-    scene: Scene,
-    cast: Cast,
+    turn: Turn,
+    deployment: Deployment,
     processes: int,
     key: str,
     *,
     waiting: int | None = None,
     costs: bool = False,
     batch: bool = False,
-) -> None:
+) -> float | None:
     """Fill the queue, start the workers, and count runs from the first to the last."""
-    plan = scene.plan
-    answer = cast.ask(
+    plan = turn.plan
+    answer = deployment.ask(
         "fill",
         within_s=plan.fill_s + START_S,
         count=plan.drain,
@@ -127,19 +139,29 @@ def drain(
         batch=batch,
     )
     count = answer["count"]
-    cast.start_workers(processes)
-    first = cast.ask("until_ran", within_s=START_S + 10, count=1, seconds=START_S)
+    deployment.start_workers(processes)
+    first = deployment.ask("until_ran", within_s=START_S + 10, count=1, seconds=START_S)
     if not first["runs"]:
         raise SubjectFailed(f"nothing ran within {START_S:g} s")
-    before = [cpu_s(cast.worker_pids), cpu_s(cast.server_pids)]
-    last = cast.ask("until_ran", within_s=plan.drain_s + 30, count=count, seconds=plan.drain_s)
-    after = [cpu_s(cast.worker_pids), cpu_s(cast.server_pids)]
-    scene.add(key, rate(last["times"], last["runs"]), waiting)
-    ran = last["runs"] - first["runs"]
-    if costs and ran:
-        for name, start, end in zip(("cpu_worker", "cpu_server"), before, after, strict=True):
-            if start is not None and end is not None:
-                scene.add(name, (end - start) * 1e6 / ran)
+    before = [cpu_s(deployment.worker_pids), cpu_s(deployment.server_pids)]
+    # Some have run since the first was seen.
+    first = deployment.ask("until_ran", within_s=START_S, count=0, seconds=0)
+    last = deployment.ask(
+        "until_ran", within_s=plan.drain_s + 30, count=count, seconds=plan.drain_s
+    )
+    after = [cpu_s(deployment.worker_pids), cpu_s(deployment.server_pids)]
+    found = rate(last["times"], last["runs"])
+    turn.add(key, found, waiting)
+    if costs:
+        _costs(turn, before, after, last["runs"] - first["runs"])
+    return found
+
+
+def _costs(turn: Turn, before: list[float | None], after: list[float | None], runs: int) -> None:
+    """CPU time per job; none if the kernel's count is too coarse to tell."""
+    for name, start, end in zip(("cpu_worker", "cpu_server"), before, after, strict=True):
+        if start is not None and end is not None and end - start >= COARSE_S and runs:
+            turn.add(name, (end - start) * 1e6 / runs)
 
 
 def rate(times: list[int], runs: int) -> float | None:
@@ -151,57 +173,57 @@ def rate(times: list[int], runs: int) -> float | None:
 # --- With an idle worker
 
 
-def idling(scene: Scene) -> None:
+def idling(turn: Turn) -> None:
     """Enqueue to start, the round trip of a result, and memory."""
-    plan = scene.plan
-    with scene.start() as cast:
-        cast.start_workers()
-        cast.probe(START_S)
+    plan = turn.plan
+    with turn.start() as deployment:
+        deployment.start_workers()
+        deployment.probe(START_S)
         sleep_blocking(SETTLE_S)
-        scene.add("memory_idle", memory_mb(cast.worker_pids))
-        with scene.trying("start_p50", "start_p99"):
-            answer = cast.ask(
+        turn.add("memory_idle", memory_mb(deployment.worker_pids))
+        with turn.trying("start_p50", "start_p99"):
+            answer = deployment.ask(
                 "starts",
                 within_s=plan.starts * GAP_S * 20 + 60,
                 count=plan.starts,
                 gap_s=GAP_S,
                 patience_s=15,
             )
-            _quantiles(scene, "start", answer["ms"])
-        if not scene.lacks("call", "result_p50", "result_p99"):
-            with scene.trying("result_p50", "result_p99"):
-                answer = cast.ask(
+            _quantiles(turn, "start", answer["ms"])
+        if not turn.lacks("call", "result_p50", "result_p99"):
+            with turn.trying("result_p50", "result_p99"):
+                answer = deployment.ask(
                     "calls", within_s=plan.calls_s + 30, count=plan.calls, seconds=plan.calls_s
                 )
-                _quantiles(scene, "result", answer["ms"])
+                _quantiles(turn, "result", answer["ms"])
 
 
-def _quantiles(scene: Scene, key: str, samples: list[float], waiting: int | None = None) -> None:
+def _quantiles(turn: Turn, key: str, samples: list[float], waiting: int | None = None) -> None:
     if samples:
-        scene.add(f"{key}_p50", quantile(samples, 0.5), waiting)
-        scene.add(f"{key}_p99", quantile(samples, 0.99), waiting)
+        turn.add(f"{key}_p50", quantile(samples, 0.5), waiting)
+        turn.add(f"{key}_p99", quantile(samples, 0.99), waiting)
 
 
 # --- With many waiting
 
 
-def punctuality(scene: Scene, waiting: int) -> None:
+def punctuality(turn: Turn, waiting: int) -> None:
     """How late jobs start while many others wait for later, and what waiting costs in memory."""
-    plan = scene.plan
-    with scene.start() as cast:
-        fill_later(scene, cast, waiting)
-        cast.start_workers()
-        cast.probe(START_S + waiting / 10_000)
+    plan = turn.plan
+    with turn.start() as deployment:
+        fill_later(turn, deployment, waiting)
+        deployment.start_workers()
+        deployment.probe(START_S + waiting / 10_000)
         sleep_blocking(SETTLE_S)
-        scene.add("memory", memory_mb(cast.worker_pids), waiting)
-        scene.add("server_memory", memory_mb(cast.server_pids), waiting)
+        turn.add("memory", memory_mb(deployment.worker_pids), waiting)
+        turn.add("server_memory", memory_mb(deployment.server_pids), waiting)
         late: list[float] = []
         missing = 0
         for load, count in (("light", plan.light), ("heavy", plan.heavy)):
             if not count:
                 continue
-            with scene.trying(f"late_{load}_p50", f"late_{load}_p99"):
-                answer = cast.ask(
+            with turn.trying(f"late_{load}_p50", f"late_{load}_p99"):
+                answer = deployment.ask(
                     "spread",
                     within_s=plan.over_s + plan.patience_s + LEAD_S + 60,
                     count=count,
@@ -211,38 +233,37 @@ def punctuality(scene: Scene, waiting: int) -> None:
                 )
                 late, missing = late + answer["ms"], missing + answer["missing"]
                 # A job that starts early is as wrong as one that is late.
-                _quantiles(scene, f"late_{load}", [abs(each) for each in answer["ms"]], waiting)
-        scene.add("missing", missing, waiting)
-        scene.add("early", sum(each < 0 for each in late), waiting)
+                _quantiles(turn, f"late_{load}", [abs(each) for each in answer["ms"]], waiting)
+        turn.add("missing", missing, waiting)
+        turn.add("early", sum(each < 0 for each in late), waiting)
 
 
-def growth(scene: Scene, waiting: int) -> None:
+def growth(turn: Turn, waiting: int) -> None:
     """What it costs to add and to run jobs while many others wait for later."""
-    seconds = scene.plan.enqueue_s
-    with scene.start() as cast:
-        if waiting:
-            fill_later(scene, cast, waiting)
-        how = "add" if "add_async" in scene.subject.lacks else "add_async"
-        cast.ask("one_by_one", within_s=START_S, how=how, seconds=0.001)
-        answer = cast.ask("one_by_one", within_s=seconds + START_S, how=how, seconds=seconds)
-        scene.add("enqueue", answer["rate"], waiting)
-        drain(scene, cast, 1, "drain", waiting=waiting)
+    seconds = turn.plan.enqueue_s
+    with turn.start() as deployment:
+        fill_later(turn, deployment, waiting)
+        how = turn.plainest
+        deployment.ask("one_by_one", within_s=START_S, how=how, seconds=0.001)
+        answer = deployment.ask("one_by_one", within_s=seconds + START_S, how=how, seconds=seconds)
+        turn.add("enqueue", answer["rate"], waiting)
+        drain(turn, deployment, 1, "drain", waiting=waiting)
 
 
-def fill_later(scene: Scene, cast: Cast, waiting: int) -> None:
+def fill_later(turn: Turn, deployment: Deployment, waiting: int) -> None:
     """Add jobs that are due in an hour; SubjectFailed if that takes too long."""
     seconds = 5 + waiting / SLOWEST_FILL
-    answer = cast.ask(
+    answer = deployment.ask(
         "fill", within_s=seconds + START_S, count=waiting, seconds=seconds, later=True
     )
     if answer["count"] < waiting:
         raise SubjectFailed(f"only {answer['count']:,} of {waiting:,} added in {seconds:g} s")
-    scene.add("fill", answer["rate"], waiting)
+    turn.add("fill", answer["rate"], waiting)
 
 
 # --- All of them
 
-Step = tuple[str, tuple[str, ...], Callable[[Scene], None]]
+Step = tuple[str, tuple[str, ...], Callable[[Turn], None]]
 
 _STARTS = ("start_p50", "start_p99", "result_p50", "result_p99", "memory_idle")
 _LATE = ("late_light_p50", "late_light_p99", "late_heavy_p50", "late_heavy_p99", "memory")
@@ -261,11 +282,10 @@ def steps(subject: Subject, plan: Plan, number: int) -> list[Step]:
         levels = plan.waiting if subject.ours else plan.peers_waiting
         for level in levels:
             found.append((f"{level:,} waiting", _LATE, _at(punctuality, level)))
-        if plan.rounds > 1:
-            for level in (0, *levels):
+            if plan.growth:
                 found.append((f"cost with {level:,} waiting", ("drain",), _at(growth, level)))
     return found
 
 
-def _at(step: Callable[[Scene, int], None], level: int) -> Callable[[Scene], None]:
-    return lambda scene: step(scene, level)
+def _at(step: Callable[[Turn, int], None], level: int) -> Callable[[Turn], None]:
+    return lambda turn: step(turn, level)

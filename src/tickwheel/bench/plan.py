@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tickwheel.bench.catalogue import STORE_NAMES
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -29,52 +31,58 @@ class Plan:
     over_s: float
     # How long after the last one was due runs still count.
     patience_s: float
-    # In how many of the rounds that is done, and the growth of cost.
+    # Whether adding and draining are measured again while so many wait.
+    growth: bool = True
+    # In how many of the rounds all this is done with many waiting.
     waiting_rounds: int = 1
+    stores: tuple[str, ...] = STORE_NAMES
 
     @property
     def words(self) -> str:
-        levels = " and ".join(f"{each:,}" for each in self.waiting) or "none"
+        """For people who read the figures."""
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         return (
-            f"{self.rounds} round(s); enqueue for {self.enqueue_s:g} s; drain {self.drain:,} jobs, "
-            f"at most {self.drain_s:g} s; {self.processes} processes where there are several; "
-            f"punctuality with {levels} waiting, {self.light / self.over_s:g} (light) and "
-            f"{self.heavy / self.over_s:g} (heavy) jobs a second over {self.over_s:g} s"
+            f"{rounds}, of which {min(self.waiting_rounds, self.rounds)} with many jobs waiting; "
+            f"jobs are added for {self.enqueue_s:g} s for each figure; up to {self.drain:,} jobs, "
+            f"as many as can be added in {self.fill_s:g} s, are drained for up to "
+            f"{self.drain_s:g} s"
         )
 
 
 QUICK = Plan(
     rounds=1,
-    enqueue_s=0.3,
+    enqueue_s=0.2,
     drain=5_000,
-    fill_s=0.7,
-    drain_s=1.0,
+    fill_s=0.5,
+    drain_s=0.8,
     processes=1,
-    starts=15,
+    starts=10,
     calls=10,
-    calls_s=1,
+    calls_s=0.5,
     waiting=(1_000,),
     peers_waiting=(),
     light=30,
     heavy=0,
     over_s=1.5,
     patience_s=2,
+    growth=False,
+    stores=("sqlite", "postgresql", "redis", "nats-fast"),
 )
 FULL = Plan(
     rounds=3,
-    enqueue_s=0.7,
+    enqueue_s=0.5,
     drain=20_000,
-    fill_s=3,
-    drain_s=3,
+    fill_s=2,
+    drain_s=2,
     processes=2,
-    starts=30,
-    calls=30,
-    calls_s=3,
+    starts=20,
+    calls=20,
+    calls_s=1.5,
     waiting=(10_000, 100_000),
     peers_waiting=(10_000,),
-    light=100,
-    heavy=2_000,
-    over_s=5,
+    light=60,
+    heavy=1_200,
+    over_s=3,
     patience_s=5,
 )
 LONG = Plan(

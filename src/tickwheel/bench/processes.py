@@ -27,7 +27,7 @@ class SubjectFailed(Exception):
     """A subject did not do what it was asked; the run goes on with the next."""
 
 
-class Cast:
+class Deployment:
     """A subject with an empty store, its record of runs, and the processes it needs."""
 
     def __init__(
@@ -164,15 +164,17 @@ def _session(pid: int) -> int | None:
 
 
 @contextmanager
-def cast(subject: Subject, url: str, environment: Path | None, server: Pids) -> Iterator[Cast]:
+def deployed(
+    subject: Subject, url: str, environment: Path | None, server: Pids
+) -> Iterator[Deployment]:
     """Start a subject on an empty store; end all of its processes at the end."""
     with tempfile.TemporaryDirectory(prefix="tickwheel-bench-") as folder:
-        cast = Cast(subject, url, environment, Path(folder), server)
+        deployment = Deployment(subject, url, environment, Path(folder), server)
         try:
-            cast.ask("open", within_s=60)
-            yield cast
+            deployment.ask("open", within_s=60)
+            yield deployment
         finally:
-            cast.close()
+            deployment.close()
 
 
 # --- What processes cost, where the system tells

@@ -12,7 +12,7 @@ from pathlib import Path
 from tickwheel.bench.catalogue import Subject
 from tickwheel.bench.environments import InstallFailed, environment, version
 from tickwheel.bench.figures import Figures
-from tickwheel.bench.measure import Scene, steps
+from tickwheel.bench.measure import Turn, steps
 from tickwheel.bench.plan import Plan
 from tickwheel.bench.processes import SubjectFailed
 from tickwheel.bench.servers import STORES, check
@@ -43,7 +43,7 @@ class Report:
         return found
 
 
-class Progress:
+class Listener:
     """Hears how a run goes; this one does nothing with it."""
 
     def plan(self, steps: int) -> None: ...
@@ -52,7 +52,7 @@ class Progress:
     def note(self, words: str) -> None: ...
 
 
-def run(plan: Plan, subjects: Sequence[Subject], folder: Path, progress: Progress) -> Report:
+def run(plan: Plan, subjects: Sequence[Subject], folder: Path, progress: Listener) -> Report:
     """Measure these subjects. One that fails, or whose store can't be started, is noted and left
     out; the run goes on."""
     clock = SystemClock()
@@ -72,7 +72,7 @@ def run(plan: Plan, subjects: Sequence[Subject], folder: Path, progress: Progres
     return report
 
 
-def _prepared(report: Report, folder: Path, progress: Progress) -> dict[str, Path | None]:
+def _prepared(report: Report, folder: Path, progress: Listener) -> dict[str, Path | None]:
     """The environments of all subjects that can be measured here, by name."""
     places: dict[str, Path | None] = {}
     for subject in report.subjects:
@@ -93,29 +93,29 @@ def _round(
     store: str,
     subjects: Sequence[Subject],
     places: dict[str, Path | None],
-    progress: Progress,
+    progress: Listener,
 ) -> None:
     with STORES[store]() as server:
         report.servers[store] = server.version
         for subject in subjects:
-            scene = Scene(subject, server, places[subject.name], report.plan, report.figures)
-            _measure(scene, number, progress)
+            turn = Turn(subject, server, places[subject.name], report.plan, report.figures)
+            _measure(turn, number, progress)
 
 
-def _measure(scene: Scene, number: int, progress: Progress) -> None:
-    name = scene.subject.name
-    for what, keys, step in steps(scene.subject, scene.plan, number):
+def _measure(turn: Turn, number: int, progress: Listener) -> None:
+    name = turn.subject.name
+    for what, keys, step in steps(turn.subject, turn.plan, number):
         progress.step(name, what)
         try:
-            step(scene)
+            step(turn)
         except SubjectFailed as failure:
             for key in keys or ("",):
-                scene.figures.excuse(name, key, str(failure))
+                turn.figures.excuse(name, key, str(failure))
             progress.note(f"{name}: {what}: {failure}")
         progress.done()
 
 
-def _left_out(report: Report, subject: Subject, reason: str, progress: Progress) -> None:
+def _left_out(report: Report, subject: Subject, reason: str, progress: Listener) -> None:
     report.figures.excuse(subject.name, "", reason)
     progress.note(f"{subject.name} is left out: {reason}")
 
@@ -140,5 +140,3 @@ def _processor() -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
     return names[0] if names else platform.processor()
-
-

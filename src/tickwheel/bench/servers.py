@@ -27,7 +27,7 @@ UNPRIVILEGED = "nobody"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class StoreServer:
     """A running server, or a folder for stores without one."""
 
     version: str
@@ -45,24 +45,24 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def _memory() -> Iterator[Server]:
-    yield Server("", lambda: "memory://")
+def _memory() -> Iterator[StoreServer]:
+    yield StoreServer("", lambda: "memory://")
 
 
 @contextmanager
-def _sqlite() -> Iterator[Server]:
+def _sqlite() -> Iterator[StoreServer]:
     import apsw
 
     with _folder() as folder:
         version = f"SQLite {apsw.sqlite_lib_version()}"
-        yield Server(version, lambda: f"sqlite:///{folder}/{secrets.token_hex(4)}.db")
+        yield StoreServer(version, lambda: f"sqlite:///{folder}/{secrets.token_hex(4)}.db")
 
 
 # --- Redis
 
 
 @contextmanager
-def _redis() -> Iterator[Server]:
+def _redis() -> Iterator[StoreServer]:
     program, port = _redis_program(), free_port()
     settings = {
         "bind": "127.0.0.1",
@@ -82,7 +82,9 @@ def _redis() -> Iterator[Server]:
                 return f"redis://127.0.0.1:{port}/0"
 
             version = _version([program, "--version"], r"v=([\d.]+)")
-            yield Server(f"Redis {version}, appendfsync everysec", fresh, lambda: [process.pid])
+            yield StoreServer(
+                f"Redis {version}, appendfsync everysec", fresh, lambda: [process.pid]
+            )
 
 
 def _redis_program() -> str:
@@ -109,7 +111,7 @@ def _pongs(port: int) -> bool:
 
 
 @contextmanager
-def _postgresql() -> Iterator[Server]:
+def _postgresql() -> Iterator[StoreServer]:
     programs, port = _postgresql_programs(), free_port()
     user = UNPRIVILEGED if os.geteuid() == 0 else None
     base = f"postgresql://postgres@127.0.0.1:{port}"
@@ -141,7 +143,9 @@ def _postgresql() -> Iterator[Server]:
                 return f"{base}/{name}"
 
             version = _version([str(programs / "postgres"), "--version"], r"([\d.]+)")
-            yield Server(f"PostgreSQL {version}, its defaults", fresh, lambda: family(process.pid))
+            yield StoreServer(
+                f"PostgreSQL {version}, its defaults", fresh, lambda: family(process.pid)
+            )
 
 
 def _postgresql_programs() -> Path:
@@ -171,16 +175,16 @@ def _execute(url: str, statement: str) -> None:
 # --- NATS
 
 
-def _nats(durability: str) -> Callable[[], AbstractContextManager[Server]]:
+def _nats(durability: str) -> Callable[[], AbstractContextManager[StoreServer]]:
     @contextmanager
-    def serve() -> Iterator[Server]:
+    def serve() -> Iterator[StoreServer]:
         from tickwheel.stores.nats.servers.process import find_binary, start_server
 
         with _folder() as folder:
             server = asyncio.run(start_server(folder, durability=durability))
             try:
                 version = _version([find_binary(), "--version"], r"v([\d.]+)")
-                yield Server(
+                yield StoreServer(
                     f"NATS {version}, {durability}",
                     lambda: f"{server.url}/{secrets.token_hex(4)}?durability={durability}",
                     lambda: [server.pid],
@@ -253,7 +257,7 @@ def _version(words: list[str], pattern: str) -> str:
     return found.group(1) if found else out.strip()
 
 
-STORES: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+STORES: dict[str, Callable[[], AbstractContextManager[StoreServer]]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "postgresql": _postgresql,

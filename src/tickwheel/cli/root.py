@@ -51,6 +51,7 @@ COMMANDS = (
     "migrate-jobs",
     "outbox",
     "nats",
+    "bench",
     "demo",
 )
 

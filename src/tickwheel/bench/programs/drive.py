@@ -33,7 +33,7 @@ AT_ONCE = 200
 LATER_S = 3600.0
 
 
-class Stage:
+class Driver:
     """What can be asked for: each public method is a request."""
 
     def __init__(self, program: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -136,7 +136,7 @@ class Stage:
 
     @property
     def _add(self) -> Callable[..., Any]:
-        return getattr(self._program, "add_async", None) or self._program.add  # type: ignore[no-any-return]
+        return getattr(self._program, "add_async", None) or self._program.add
 
     def starts(self, count: int, gap_s: float, patience_s: float) -> dict[str, Any]:
         """How long after each of a few calls its job starts, in milliseconds."""
@@ -238,11 +238,11 @@ def main() -> None:
     os.dup2(2, 1)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    stage = Stage(importlib.import_module(sys.argv[1]), loop)
+    driver = Driver(importlib.import_module(sys.argv[1]), loop)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = getattr(stage, request.pop("do"))(**request)
+            answer = getattr(driver, request.pop("do"))(**request)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         answers.write(json.dumps(answer) + "\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +15,18 @@ from record import URL, ran
 _queries: list[Any] = []
 
 
-async def main() -> PgQueuer:
+@asynccontextmanager
+async def main() -> AsyncIterator[PgQueuer]:
     """For `pgq run`."""
-    pgq = PgQueuer(AsyncpgDriver(await asyncpg.connect(URL)))
+    connection = await asyncpg.connect(URL)
+    pgq = PgQueuer(AsyncpgDriver(connection))
 
     @pgq.entrypoint("nothing")
     async def nothing(job: Any) -> None:
         ran(int(job.payload))
 
-    return pgq
+    yield pgq
+    await connection.close()
 
 
 async def open() -> None:
