@@ -12,7 +12,7 @@ import sys
 import venv
 from pathlib import Path
 
-from tickwheel.bench.catalogue import OURS, Subject
+from tickwheel.bench.catalogue import Subject
 from tickwheel.version import __version__
 
 INSTALL_S = 300
@@ -33,8 +33,8 @@ def default_folder() -> Path:
 
 
 def environment(subject: Subject, folder: Path) -> Path | None:
-    """The environment of a peer, created if it is not there yet; None for Tickwheel itself."""
-    if subject.library == OURS:
+    """Where a subject is installed, which is done if need be; None: with Tickwheel."""
+    if not subject.packages:
         return None
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     key = hashlib.sha256(" ".join((python, *subject.packages)).encode()).hexdigest()[:12]

@@ -93,29 +93,37 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(slots=True)
 class Figures:
-    """All figures of a run: by subject, by row, one value for each round; and why some are
+    """All figures of a run: by subject, by reading, one value for each round; and why some are
     missing."""
 
     values: dict[str, dict[Reading, list[float]]] = field(default_factory=dict)
     # By subject and key of the measure, or "" for all of them.
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
+    # Which subject failed to do what, and why.
+    failures: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def add(self, subject: str, row: Reading, value: float | None) -> None:
+    def add(self, subject: str, reading: Reading, value: float | None) -> None:
         if value is not None:
-            self.values.setdefault(subject, {}).setdefault(row, []).append(value)
+            self.values.setdefault(subject, {}).setdefault(reading, []).append(value)
 
     def excuse(self, subject: str, key: str, reason: str) -> None:
         self.reasons.setdefault(subject, {}).setdefault(key, reason)
 
-    def spread(self, subject: str, row: Reading) -> Spread | None:
-        values = self.values.get(subject, {}).get(row)
+    def fail(self, subject: str, what: str, keys: Sequence[str], reason: str) -> None:
+        """These figures are missing, in one round at least, although they should be there."""
+        self.failures.append((subject, what, " ".join(reason.split())))
+        for key in keys:
+            self.excuse(subject, key, "it failed")
+
+    def spread(self, subject: str, reading: Reading) -> Spread | None:
+        values = self.values.get(subject, {}).get(reading)
         return Spread.of(values) if values else None
 
-    def rows(self) -> list[Reading]:
+    def readings(self) -> list[Reading]:
         """In the order of the measures, then by how many waited."""
-        found = {row for by_row in self.values.values() for row in by_row}
+        found = {reading for by_row in self.values.values() for reading in by_row}
         order = {key: at for at, key in enumerate(MEASURES)}
-        return sorted(found, key=lambda row: (order[row.key], row.waiting or 0))
+        return sorted(found, key=lambda reading: (order[reading.key], reading.waiting or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,7 @@ class Comparison:
     """Tickwheel and the best peer on the same store."""
 
     store: str
-    row: Reading
+    reading: Reading
     ours: float
     peer: str
     theirs: float
@@ -132,26 +140,26 @@ class Comparison:
     def factor(self) -> float:
         """How many times better Tickwheel is; below 1, the peer is better."""
         above, below = (
-            (self.ours, self.theirs) if self.row.measure.more else (self.theirs, self.ours)
+            (self.ours, self.theirs) if self.reading.measure.more else (self.theirs, self.ours)
         )
         return above / below if below > 0 else float("inf")
 
 
 def comparisons(
-    figures: Figures, stores: Mapping[str, Iterable[str]], rows: Iterable[Reading]
+    figures: Figures, stores: Mapping[str, Iterable[str]], readings: Iterable[Reading]
 ) -> list[Comparison]:
-    """For each store (with the names of the libraries on it) and row, against the best peer that
-    has a figure."""
+    """For each store, with the libraries on it, and each reading: against the best peer that has
+    this figure."""
     found = []
     for store, libraries in stores.items():
-        for row in rows:
-            ours = figures.spread(f"{OURS} · {store}", row)
+        for reading in readings:
+            ours = figures.spread(f"{OURS} · {store}", reading)
             peers = [
                 (spread.median, library)
                 for library in libraries
-                if library != OURS and (spread := figures.spread(f"{library} · {store}", row))
+                if library != OURS and (spread := figures.spread(f"{library} · {store}", reading))
             ]
             if ours is not None and peers:
-                theirs, peer = (max if row.measure.more else min)(peers)
-                found.append(Comparison(store, row, ours.median, peer, theirs))
+                theirs, peer = (max if reading.measure.more else min)(peers)
+                found.append(Comparison(store, reading, ours.median, peer, theirs))
     return found

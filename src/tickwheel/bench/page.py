@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.bench.catalogue import OURS, Subject
-from tickwheel.bench.figures import MEASURES, Comparison, comparisons
+from tickwheel.bench.figures import MEASURES, Comparison, Reading, comparisons
 from tickwheel.bench.plots import Bar, bars
 from tickwheel.bench.run import Report
 from tickwheel.bench.sections import Cell, Section, number, sections, span
 
 NAME = "benchmarks"
 
-# Pictures: a file, a title, which figure, whether the scale is logarithmic. `None` as the number of
-# waiting jobs stands for the lowest that was measured.
+# Pictures: a file, a title, which figure, whether the scale is logarithmic.
 _PICTURES = (
     ("enqueue-sync", "enqueue, one after the other, sync", "enqueue_sync", False),
     ("enqueue-async", "enqueue, one after the other, async", "enqueue_async", False),
@@ -25,6 +24,12 @@ _PICTURES = (
     ("start", "enqueue to start, idle worker, p50", "start_p50", True),
     ("punctuality", "off the due time, p99", "late_light_p99", True),
     ("memory", "memory of an idle worker", "memory_idle", False),
+    ("growth", "drain while many others wait for later", "drain", False),
+)
+
+_BUSY = (
+    "**The machine was busy with other work. These figures are too low, and will be replaced.**",
+    "",
 )
 
 _METHOD = """\
@@ -65,19 +70,27 @@ def draw(report: Report) -> dict[str, str]:
 
 
 def _picture(report: Report, title: str, key: str, *, log: bool) -> str:
-    figures = report.figures
-    rows = [row for row in figures.rows() if row.key == key]
-    if not rows:
-        return ""
-    row = rows[0]
+    readings = [each for each in report.figures.readings() if each.key == key]
+    if key == "drain" and len(readings) < 2:
+        return ""  # without others that wait there is no growth
     items = [
-        Bar(subject.store, subject.library, spread, subject.ours)
+        Bar(subject.store, _label(subject, reading, readings), spread, subject.ours)
         for subject in report.subjects
-        if (spread := figures.spread(subject.name, row))
+        for reading in readings
+        if (spread := report.figures.spread(subject.name, reading))
     ]
-    if row.waiting is not None:
-        title = f"{title}, {row.waiting:,} waiting"
-    return bars(title, row.measure.unit, items, log=log)
+    if not items:
+        return ""
+    measure = readings[0].measure
+    better = "more is better" if measure.more else "less is better"
+    return bars(title, f"{measure.unit}, {better}", items, log=log)
+
+
+def _label(subject: Subject, reading: Reading, readings: Sequence[Reading]) -> str:
+    """The library, and how many waited if that differs."""
+    if reading.waiting is None or len(readings) == 1:
+        return subject.library
+    return f"{subject.library}, {reading.waiting:,}"
 
 
 # --- Markdown
@@ -100,6 +113,7 @@ def markdown(report: Report, pictures: Sequence[str]) -> str:
         f"{machine['cores']} cores, {machine['system']}; load before the run {machine['load']}. "
         f"{report.plan.words}.",
         "",
+        *(_BUSY if report.busy else ()),
         _METHOD,
         "## Where a peer is better",
         "",
@@ -111,11 +125,12 @@ def markdown(report: Report, pictures: Sequence[str]) -> str:
     for section in sections(report):
         lines += _table(section)
     lines += ["## What was measured", "", *_subjects(report), "", *_missing(report)]
+    lines += _failures(report)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def compared(report: Report) -> list[Comparison]:
-    return comparisons(report.figures, report.stores, report.figures.rows())
+    return comparisons(report.figures, report.stores, report.figures.readings())
 
 
 # Not a contest: how quickly the harness itself filled a store, and what is the server's own.
@@ -124,16 +139,18 @@ _NOT_COMPARED = {"fill", "server_memory", "enqueue", "drain", "early", "missing"
 
 def _better(report: Report) -> list[str]:
     lost = [
-        each for each in compared(report) if each.factor < 1 and each.row.key not in _NOT_COMPARED
+        each
+        for each in compared(report)
+        if each.factor < 1 and each.reading.key not in _NOT_COMPARED
     ]
     if not lost:
         return ["Nowhere in this run, on the same store."]
     lines = ["| store | figure | Tickwheel | best peer | |", "|---|---|---|---|---|"]
     for each in sorted(lost, key=lambda each: (each.store, each.factor)):
-        unit = each.row.measure.unit
+        unit = each.reading.measure.unit
         times = f"{1 / each.factor:.1f} times" if each.factor else ""
         lines.append(
-            f"| {each.store} | {each.row.title} | {number(each.ours)} {unit} "
+            f"| {each.store} | {each.reading.title} | {number(each.ours)} {unit} "
             f"| {each.peer}: {number(each.theirs)} {unit} | {times} |"
         )
     return lines
@@ -176,7 +193,7 @@ def _missing(report: Report) -> list[str]:
     """Why there is a dash: one line for each reason."""
     by_reason: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, reasons in report.figures.reasons.items():
-        measured = {row.key for row in report.figures.values.get(name, {})}
+        measured = {reading.key for reading in report.figures.values.get(name, {})}
         keys: dict[str, list[str]] = {}
         for key, reason in reasons.items():
             if key not in measured:
@@ -190,6 +207,11 @@ def _missing(report: Report) -> list[str]:
     return ["## What has no figure", "", *lines] if lines else []
 
 
+def _failures(report: Report) -> list[str]:
+    lines = [f"- {name}: {what}: {reason}" for name, what, reason in report.figures.failures]
+    return ["", "## What failed", "", *lines] if lines else []
+
+
 def _title(key: str) -> str:
     return MEASURES[key].title if key else "everything"
 
@@ -201,14 +223,19 @@ def document(report: Report) -> dict[str, Any]:
     return {
         "machine": report.machine,
         "plan": asdict(report.plan),
+        "busy": report.busy,
         "took_s": round(report.took_s, 1),
         "servers": report.servers,
         "subjects": [_subject(report, subject) for subject in report.subjects],
+        "failures": [
+            {"subject": name, "what": what, "reason": reason}
+            for name, what, reason in report.figures.failures
+        ],
         "comparisons": [
             {
                 "store": each.store,
-                "key": each.row.key,
-                "waiting": each.row.waiting,
+                "key": each.reading.key,
+                "waiting": each.reading.waiting,
                 "ours": each.ours,
                 "peer": each.peer,
                 "theirs": each.theirs,
@@ -232,13 +259,13 @@ def _subject(report: Report, subject: Subject) -> dict[str, Any]:
 
 
 def _figures(report: Report, name: str) -> Iterable[dict[str, Any]]:
-    for row, values in report.figures.values.get(name, {}).items():
-        spread = report.figures.spread(name, row)
+    for reading, values in report.figures.values.get(name, {}).items():
+        spread = report.figures.spread(name, reading)
         assert spread is not None
         yield {
-            "key": row.key,
-            "waiting": row.waiting,
-            "unit": row.measure.unit,
+            "key": reading.key,
+            "waiting": reading.waiting,
+            "unit": reading.measure.unit,
             "median": spread.median,
             "min": spread.least,
             "max": spread.most,

@@ -102,21 +102,3 @@ LONG = Plan(
     over_s=5,
     patience_s=10,
 )
-# For tests: everything once, as small as it can be.
-TINY = Plan(
-    rounds=1,
-    enqueue_s=0.02,
-    drain=200,
-    fill_s=1,
-    drain_s=5,
-    processes=2,
-    starts=3,
-    calls=3,
-    calls_s=1,
-    waiting=(100,),
-    peers_waiting=(100,),
-    light=5,
-    heavy=20,
-    over_s=0.2,
-    patience_s=5,
-)

@@ -60,7 +60,7 @@ class Scale:
         return [step * n for n in range(int(self.most // step) + 1)]
 
 
-def bars(title: str, unit: str, items: Sequence[Bar], *, log: bool = False) -> str:
+def bars(title: str, about: str, items: Sequence[Bar], *, log: bool = False) -> str:
     """A picture of horizontal bars; a thin line shows the least and the most."""
     scale = Scale.of([v for each in items for v in (each.spread.least, each.spread.most)], log=log)
     parts: list[str] = []
@@ -73,13 +73,13 @@ def bars(title: str, unit: str, items: Sequence[Bar], *, log: bool = False) -> s
         parts += _bar(item, scale, y)
         y += LINE
     height = y + 34
-    kind = "logarithmic" if log else "linear"
+    kind = ", logarithmic scale" if log else ""
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, sans-serif" font-size="13">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        _text(16, 26, f"{title} ({unit}, {kind} scale)", bold=True, size=16),
+        _text(16, 26, f"{title} ({about}{kind})", bold=True, size=16),
     ]
     return "\n".join([*head, *_grid(scale, y), *parts, "</svg>\n"])
 

@@ -19,6 +19,8 @@ from tickwheel.clock import S_NS, SystemClock, sleep_blocking
 
 # How long a worker may take to stop before it is killed.
 STOP_S = 5.0
+# How often a look is taken at workers that should start.
+SLICE_S = 1.0
 Pids = Callable[[], list[int]]
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -110,14 +112,21 @@ class Deployment:
                     )
                 )
 
-    def probe(self, within_s: float = 30) -> None:
-        """Wait until the workers have run a job."""
-        try:
-            self.ask("probe", seconds=within_s, within_s=within_s + 10)
-        except SubjectFailed as failure:
-            if self.subject.inside:
-                raise
-            raise SubjectFailed(f"{failure} ({self._last_words('workers')})") from None
+    def probe(self, within_s: float) -> None:
+        """Wait until the workers have run one job more."""
+        before = self.ask("probe", within_s=within_s)["runs"]
+        self.until_ran(before + 1, within_s)
+
+    def until_ran(self, count: int, within_s: float) -> None:
+        """Wait until so many runs are recorded in all; SubjectFailed if that takes too long, or the
+        workers end."""
+        clock = SystemClock()
+        deadline = clock.monotonic_ns() + within_s * S_NS
+        while self.ask("until_ran", within_s=60, count=count, seconds=SLICE_S)["runs"] < count:
+            if self._workers and all(each.poll() is not None for each in self._workers):
+                raise SubjectFailed(f"its workers ended: {self._last_words('workers')}")
+            if clock.monotonic_ns() > deadline:
+                raise SubjectFailed(f"its workers ran nothing within {within_s:g} s")
 
     @property
     def worker_pids(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,9 @@ from tickwheel.clock import S_NS, SystemClock
 from tickwheel.errors import TickwheelError
 from tickwheel.version import __version__
 
+# A load above this part of the cores, before anything was started, is somebody else's.
+BUSY = 0.5
+
 
 @dataclass(slots=True)
 class Report:
@@ -29,6 +33,8 @@ class Report:
     subjects: list[Subject]
     figures: Figures = field(default_factory=Figures)
     machine: dict[str, str] = field(default_factory=dict)
+    # Whether other work took much of the machine when the run began.
+    busy: bool = False
     # By store and by subject.
     servers: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -52,37 +58,39 @@ class Listener:
     def note(self, words: str) -> None: ...
 
 
-def run(plan: Plan, subjects: Sequence[Subject], folder: Path, progress: Listener) -> Report:
+def run(plan: Plan, subjects: Sequence[Subject], folder: Path, listener: Listener) -> Report:
     """Measure these subjects. One that fails, or whose store can't be started, is noted and left
     out; the run goes on."""
     clock = SystemClock()
-    report = Report(plan, list(subjects), machine=machine(clock.now_ns()))
+    report = Report(plan, list(subjects), machine=machine(clock.now_ns()), busy=_busy())
+    if report.busy:
+        listener.note("the machine is busy with other work: the figures will be too low")
     start_ns = clock.monotonic_ns()
-    places = _prepared(report, folder, progress)
+    places = _prepared(report, folder, listener)
     rounds = range(1, plan.rounds + 1)
-    progress.plan(
+    listener.plan(
         sum(len(steps(each, plan, n)) for each in subjects if each.name in places for n in rounds)
     )
     for number in rounds:
         for store in report.stores:
             here = [each for each in subjects if each.store == store and each.name in places]
             if here:
-                _round(report, number, store, here, places, progress)
+                _round(report, number, store, here, places, listener)
     report.took_s = (clock.monotonic_ns() - start_ns) / S_NS
     return report
 
 
-def _prepared(report: Report, folder: Path, progress: Listener) -> dict[str, Path | None]:
+def _prepared(report: Report, folder: Path, listener: Listener) -> dict[str, Path | None]:
     """The environments of all subjects that can be measured here, by name."""
     places: dict[str, Path | None] = {}
     for subject in report.subjects:
-        progress.step(subject.name, "prepare")
+        listener.step(subject.name, "prepare")
         try:
             check(subject.store)
             places[subject.name] = environment(subject, folder)
             report.versions[subject.name] = version(subject, places[subject.name])
         except (TickwheelError, InstallFailed) as error:
-            _left_out(report, subject, str(error), progress)
+            _left_out(report, subject, str(error), listener)
             places.pop(subject.name, None)
     return places
 
@@ -93,31 +101,39 @@ def _round(
     store: str,
     subjects: Sequence[Subject],
     places: dict[str, Path | None],
-    progress: Listener,
+    listener: Listener,
 ) -> None:
-    with STORES[store]() as server:
-        report.servers[store] = server.version
+    try:
+        with STORES[store]() as server:
+            report.servers[store] = server.version
+            for subject in subjects:
+                turn = Turn(subject, server, places[subject.name], report.plan, report.figures)
+                _measure(turn, number, listener)
+    except (OSError, RuntimeError, TickwheelError, subprocess.SubprocessError) as error:
         for subject in subjects:
-            turn = Turn(subject, server, places[subject.name], report.plan, report.figures)
-            _measure(turn, number, progress)
+            report.figures.fail(subject.name, "all", ("",), f"its server failed: {error}")
+        listener.note(f"round {number} without {store}: its server failed: {error}")
 
 
-def _measure(turn: Turn, number: int, progress: Listener) -> None:
+def _measure(turn: Turn, number: int, listener: Listener) -> None:
     name = turn.subject.name
     for what, keys, step in steps(turn.subject, turn.plan, number):
-        progress.step(name, what)
+        listener.step(name, what)
         try:
             step(turn)
         except SubjectFailed as failure:
-            for key in keys or ("",):
-                turn.figures.excuse(name, key, str(failure))
-            progress.note(f"{name}: {what}: {failure}")
-        progress.done()
+            turn.figures.fail(name, what, keys or ("",), str(failure))
+            listener.note(f"{name}: {what}: {failure}")
+        listener.done()
 
 
-def _left_out(report: Report, subject: Subject, reason: str, progress: Listener) -> None:
+def _left_out(report: Report, subject: Subject, reason: str, listener: Listener) -> None:
     report.figures.excuse(subject.name, "", reason)
-    progress.note(f"{subject.name} is left out: {reason}")
+    listener.note(f"{subject.name} is left out: {reason}")
+
+
+def _busy() -> bool:
+    return os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
 
 
 def machine(now_ns: int) -> dict[str, str]:

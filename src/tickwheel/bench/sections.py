@@ -41,7 +41,7 @@ _PUNCTUALITY = {
 class Cell:
     """A figure, or why there is none."""
 
-    row: Reading
+    reading: Reading
     spread: Spread | None
     reason: str = ""
     # The best on its store, if there is another to compare with.
@@ -76,7 +76,9 @@ def sections(report: Report) -> list[Section]:
             _rows(_LATENCY),
         ),
     ]
-    levels = sorted({row.waiting for row in report.figures.rows() if row.waiting is not None})
+    levels = sorted(
+        {reading.waiting for reading in report.figures.readings() if reading.waiting is not None}
+    )
     for level in levels:
         if level:
             note = (
@@ -105,33 +107,33 @@ def _rows(titles: dict[str, str], waiting: int | None = None) -> dict[Reading, s
 
 
 def _section(report: Report, title: str, note: str, wanted: dict[Reading, str]) -> Section:
-    """With the rows and subjects that have a figure in it."""
+    """With the readings and subjects that have a figure in it."""
     figures = report.figures
-    measured = set(figures.rows())
-    rows = {row: heading for row, heading in wanted.items() if row in measured}
+    measured = set(figures.readings())
+    readings = {reading: heading for reading, heading in wanted.items() if reading in measured}
     lines = {}
     for subject in report.subjects:
-        if any(figures.spread(subject.name, row) for row in rows):
+        if any(figures.spread(subject.name, reading) for reading in readings):
             lines[subject.name] = tuple(
-                _cell(figures, report, subject.name, subject.store, row) for row in rows
+                _cell(figures, report, subject.name, subject.store, reading) for reading in readings
             )
-    return Section(title, note, tuple(rows.values()), lines)
+    return Section(title, note, tuple(readings.values()), lines)
 
 
-def _cell(figures: Figures, report: Report, name: str, store: str, row: Reading) -> Cell:
-    spread = figures.spread(name, row)
+def _cell(figures: Figures, report: Report, name: str, store: str, reading: Reading) -> Cell:
+    spread = figures.spread(name, reading)
     reasons = figures.reasons.get(name, {})
     if spread is None:
-        return Cell(row, None, reasons.get(row.key) or reasons.get("", ""))
+        return Cell(reading, None, reasons.get(reading.key) or reasons.get("", ""))
     others = [
         other.median
         for library in report.stores[store]
-        if (other := figures.spread(f"{library} · {store}", row)) is not None
+        if (other := figures.spread(f"{library} · {store}", reading)) is not None
     ]
-    top = (max if row.measure.more else min)(others)
+    top = (max if reading.measure.more else min)(others)
     # Where all are the same, none is best: 0 early, 0 not seen.
     best = len(others) > 1 and spread.median == top and min(others) != max(others)
-    return Cell(row, spread, best=best)
+    return Cell(reading, spread, best=best)
 
 
 def number(value: float) -> str:

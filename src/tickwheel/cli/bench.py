@@ -92,13 +92,11 @@ def bench(
 def _plan(quick: bool, long: bool, rounds: int | None) -> Plan:
     from dataclasses import replace
 
-    from tickwheel.bench.plan import FULL, LONG, QUICK, TINY
+    from tickwheel.bench.plan import FULL, LONG, QUICK
 
     if quick and long:
         raise UsageError("--quick and --long exclude each other")
     plan = QUICK if quick else LONG if long else FULL
-    if os.environ.get("TICKWHEEL_BENCH_TINY"):
-        plan = TINY
     return plan if rounds is None else replace(plan, rounds=rounds)
 
 
@@ -123,18 +121,9 @@ def _words(text: str) -> list[str]:
 
 def _sound(report: Report) -> bool:
     """Whether Tickwheel has figures, and none of its measurements failed."""
-    ours = [each for each in report.subjects if each.ours]
-    figures = report.figures
-    failed = [
-        key
-        for subject in ours
-        for key in figures.reasons.get(subject.name, {})
-        if key not in EXCUSED and figures.values.get(subject.name)
-    ]
-    return any(figures.values.get(each.name) for each in ours) and not failed
-
-
-EXCUSED: frozenset[str] = frozenset({"enqueue_sync", "drain_several"})
+    ours = {each.name for each in report.subjects if each.ours}
+    failed = {name for name, _, _ in report.figures.failures}
+    return bool(ours & set(report.figures.values)) and not ours & failed
 
 
 # --- While it runs
