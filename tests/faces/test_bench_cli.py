@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from tickwheel.bench.catalogue import Subject, chosen
 from tickwheel.bench.figures import Reading
 from tickwheel.bench.plan import Plan
 from tickwheel.bench.run import Listener, Report, run
+from tickwheel.bench.servers import family
 
 __all__ = ["cli"]
 
@@ -151,7 +156,7 @@ def test_a_peer_that_fails_is_noted_and_the_others_are_measured(
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(120)
 def test_a_worker_that_does_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "START_S", 2.0)
     monkeypatch.setattr(processes, "SLICE_S", 0.2)
@@ -206,3 +211,22 @@ def test_no_process_outlives_its_measurement(tmp_path: Path) -> None:
         pids = [*deployment.worker_pids, deployment._driver.pid]
         assert len(pids) >= 4
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_run_that_is_interrupted_leaves_no_process(number: int) -> None:
+    words = [sys.executable, "-m", "tickwheel", "bench", "--stores", "sqlite", "--peers", "none"]
+    bench = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while len(started := family(bench.pid)) < 4:
+            assert bench.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        bench.send_signal(number)
+        _, said = bench.communicate(timeout=60)
+    finally:
+        bench.kill()
+        bench.wait()
+    assert bench.returncode == 130
+    assert said.endswith("error: interrupted\n")
+    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []

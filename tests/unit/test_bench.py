@@ -20,7 +20,7 @@ from tickwheel.bench.figures import (
     comparisons,
     quantile,
 )
-from tickwheel.bench.measure import rate, steps
+from tickwheel.bench.measure import distances, rate, steps
 from tickwheel.bench.page import document, draw, markdown, save
 from tickwheel.bench.plan import FULL, LONG, QUICK
 from tickwheel.bench.plots import LEFT, ROOM, Bar, Scale, bars
@@ -75,6 +75,10 @@ def test_a_rate_counts_from_the_first_start_to_the_last() -> None:
     assert rate([0, 500_000_000, 1_000_000_000], 11) == 10
     assert rate([5], 1) is None
     assert rate([], 0) is None
+
+
+def test_a_job_that_starts_early_is_as_wrong_as_one_that_is_late() -> None:
+    assert distances([-500.0, 0.0, 3.0]) == ([500, 0, 3], 1)
 
 
 def test_readings_come_in_the_order_of_the_measures_and_of_how_many_wait() -> None:

@@ -214,8 +214,7 @@ def punctuality(turn: Turn, waiting: int) -> None:
         sleep_blocking(SETTLE_S)
         turn.add("memory", memory_mb(deployment.worker_pids), waiting)
         turn.add("server_memory", memory_mb(deployment.server_pids), waiting)
-        late: list[float] = []
-        missing = 0
+        early = missing = 0
         for load, count in (("light", plan.light), ("heavy", plan.heavy)):
             if not count:
                 continue
@@ -228,11 +227,17 @@ def punctuality(turn: Turn, waiting: int) -> None:
                     lead_s=LEAD_S,
                     patience_s=plan.patience_s,
                 )
-                late, missing = late + answer["ms"], missing + answer["missing"]
-                # A job that starts early is as wrong as one that is late.
-                _quantiles(turn, f"late_{load}", [abs(each) for each in answer["ms"]], waiting)
+                off, before = distances(answer["ms"])
+                _quantiles(turn, f"late_{load}", off, waiting)
+                early, missing = early + before, missing + answer["missing"]
+        turn.add("early", early, waiting)
         turn.add("missing", missing, waiting)
-        turn.add("early", sum(each < 0 for each in late), waiting)
+
+
+def distances(late: list[float]) -> tuple[list[float], int]:
+    """How far each start was from its time, and how many were before it: a job that starts early
+    is as wrong as one that is late."""
+    return [abs(each) for each in late], sum(each < 0 for each in late)
 
 
 def growth(turn: Turn, waiting: int) -> None:

@@ -77,8 +77,8 @@ def bench(
     subjects = _subjects(stores, peers, plan)
     if save is not None and not os.access(save if save.exists() else save.parent, os.W_OK):
         raise UsageError(f"--save: can't write to {save}")
-    with _progress(sys.stderr.isatty()) as progress:
-        report = run(plan, subjects, environments or default_folder(), progress)
+    with _ended_by_signals(), _progress(sys.stderr.isatty()) as listener:
+        report = run(plan, subjects, environments or default_folder(), listener)
     if as_json:
         emit_json(document(report))
     else:
@@ -117,6 +117,23 @@ def _subjects(stores: str | None, peers: str, plan: Plan) -> list[Subject]:
 
 def _words(text: str) -> list[str]:
     return [word for each in text.split(",") if (word := each.strip())]
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Other signals end the run in the same way as Ctrl-C, so that no process is left running."""
+    import signal
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _sound(report: Report) -> bool:

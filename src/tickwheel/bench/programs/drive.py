@@ -33,7 +33,7 @@ AT_ONCE = 200
 LATER_S = 3600.0
 
 
-class Producer:
+class Requests:
     """What can be asked for: each public method is a request."""
 
     def __init__(self, program: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -235,11 +235,11 @@ def main() -> None:
     os.dup2(2, 1)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    producer = Producer(importlib.import_module(sys.argv[1]), loop)
+    requests = Requests(importlib.import_module(sys.argv[1]), loop)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = getattr(producer, request.pop("do"))(**request)
+            answer = getattr(requests, request.pop("do"))(**request)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         answers.write(json.dumps(answer) + "\n")
