@@ -84,11 +84,11 @@ def _apscheduler(store: str, packages: tuple[str, ...]) -> Subject:
     )
 
 
-def _nats_itself(store: str) -> Subject:
+def _nats_py(store: str) -> Subject:
     return Subject(
-        *("NATS itself", store, "with_nats", ("nats-py",)),
+        *("nats-py", store, "with_nats", ("nats-py",)),
         each=("python with_nats.py",),
-        settings="nats-py, pull consumer, 100 a fetch, acknowledgements not confirmed; no tasks",
+        settings="JetStream alone: pull consumer, 100 a fetch, acks not confirmed; no tasks",
         lacks=_ASYNC_ONLY | _NO_BULK | _NO_RESULTS,
     )
 
@@ -144,8 +144,8 @@ PEERS = (
         settings="asyncpg, batches of 10, durable tables",
         lacks=_ASYNC_ONLY | _NO_RESULTS,
     ),
-    _nats_itself("nats-strict"),
-    _nats_itself("nats-fast"),
+    _nats_py("nats-strict"),
+    _nats_py("nats-fast"),
 )
 
 STORE_NAMES = ("memory", "sqlite", "postgresql", "redis", "nats-strict", "nats-fast")

@@ -40,14 +40,14 @@ class Deployment:
         self._folder = folder
         self._python = python_of(subject, environment)
         bin_folder = str(Path(self._python).parent)
-        self._environ = os.environ | {
+        # Settings of the user's own project are not ours.
+        own = {name: text for name, text in os.environ.items() if name[:10] != "TICKWHEEL_"}
+        self._environ = own | {
             "BENCH_URL": url,
             "BENCH_RECORD": str(folder / "record"),
             "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", ""))),
             "PYTHONPATH": str(PROGRAMS),
             "PYTHONDONTWRITEBYTECODE": "1",
-            # Settings of the user's own project are not ours.
-            "TICKWHEEL_STORE": url,
         }
         self._url = url
         self._workers: list[subprocess.Popen[bytes]] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tickwheel.bench.catalogue import PEER_NAMES, STORE_NAMES, chosen
 from tickwheel.cli.options import COUNT, Verb, as_output
 from tickwheel.cli.output import FAILURE, OK, emit_json, say
 from tickwheel.errors import UsageError
@@ -31,13 +32,15 @@ WIDTH = 160
 @click.option("--quick", is_flag=True, help="A first look: small numbers, one round, 2 minutes.")
 @click.option("--long", is_flag=True, help="With 1,000,000 waiting jobs, and more rounds.")
 @click.option(
-    "--stores", metavar="A,B", help="Only these stores. Default: all, or four with --quick."
+    "--stores",
+    metavar="A,B",
+    help=f"Of {', '.join(STORE_NAMES)}. Default: all, or four of them with --quick.",
 )
 @click.option(
     "--peers",
     metavar="A,B",
     default="all",
-    help="Other libraries to measure: all, none, or names. Each is installed into its own folder.",
+    help=f"Of {', '.join(PEER_NAMES)}; or none. Each is installed into its own folder.",
 )
 @click.option("--rounds", metavar="N", type=COUNT, help="How often all is measured.")
 @click.option(
@@ -63,7 +66,7 @@ def bench(
     environments: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure each store on this machine, and other libraries that do the same work.
+    """Measure every store here, and other libraries beside it.
 
     Starts its own servers, on free ports and in temporary folders. The whole takes about 25
     minutes. Exits with 1 if Tickwheel itself failed; a peer that fails is noted.
@@ -101,7 +104,6 @@ def _plan(quick: bool, long: bool, rounds: int | None) -> Plan:
 
 
 def _subjects(stores: str | None, peers: str, plan: Plan) -> list[Subject]:
-    from tickwheel.bench.catalogue import PEER_NAMES, STORE_NAMES, chosen
     from tickwheel.bench.servers import check
 
     named = _words(stores) if stores is not None else list(plan.stores)
