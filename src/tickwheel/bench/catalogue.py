@@ -59,7 +59,7 @@ class Subject:
 
 def _tickwheel(store: str) -> Subject:
     if store == "memory":
-        # Opening the event loop's store from another thread is what `enqueue_sync` can't do.
+        # Jobs in memory are seen by the event loop that opened the store, and by no other.
         lacks = _ONE_PROCESS | {"add": "its jobs belong to one event loop"}
         return Subject(OURS, store, "with_tickwheel", lacks=lacks)
     command = "python -m tickwheel worker with_tickwheel:app --processes {n} --log-level warning"

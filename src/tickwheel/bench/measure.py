@@ -18,7 +18,7 @@ from tickwheel.clock import sleep_blocking
 AT_ONCE, BULK = 1_000, 1_000
 START_S = 30.0
 # Filling a store with jobs for later takes as long as this many a second would, at most.
-SLOWEST_FILL = 1_000
+SLOWEST_FILL = 500
 SETTLE_S = 0.5
 # CPU time is counted in hundredths of a second.
 COARSE_S = 0.05

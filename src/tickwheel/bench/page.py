@@ -137,23 +137,34 @@ def compared(report: Report) -> list[Comparison]:
 _NOT_COMPARED = {"fill", "server_memory", "enqueue", "drain", "early", "missing"}
 
 
-def _better(report: Report) -> list[str]:
-    lost = [
+def lost(report: Report) -> list[Comparison]:
+    """Where a peer is better, the worst first on each store."""
+    found = [
         each
         for each in compared(report)
         if each.factor < 1 and each.reading.key not in _NOT_COMPARED
     ]
-    if not lost:
+    return sorted(found, key=lambda each: (each.store, each.factor))
+
+
+def words(each: Comparison) -> tuple[str, ...]:
+    """A comparison for people: store, what, ours, theirs, how many times better."""
+    unit = each.reading.measure.unit
+    return (
+        each.store,
+        each.reading.title,
+        f"{number(each.ours)} {unit}",
+        f"{each.peer}: {number(each.theirs)} {unit}",
+        f"{1 / each.factor:.1f} times" if each.factor else "",
+    )
+
+
+def _better(report: Report) -> list[str]:
+    found = lost(report)
+    if not found:
         return ["Nowhere in this run, on the same store."]
     lines = ["| store | figure | Tickwheel | best peer | |", "|---|---|---|---|---|"]
-    for each in sorted(lost, key=lambda each: (each.store, each.factor)):
-        unit = each.reading.measure.unit
-        times = f"{1 / each.factor:.1f} times" if each.factor else ""
-        lines.append(
-            f"| {each.store} | {each.reading.title} | {number(each.ours)} {unit} "
-            f"| {each.peer}: {number(each.theirs)} {unit} | {times} |"
-        )
-    return lines
+    return [*lines, *("| " + " | ".join(words(each)) + " |" for each in found)]
 
 
 def _table(section: Section) -> list[str]:

@@ -81,11 +81,14 @@ def sections(report: Report) -> list[Section]:
     )
     for level in levels:
         if level:
+            loads = [("light", plan.light), ("heavy", plan.heavy)]
+            named = " and ".join(
+                f"{count / plan.over_s:g} ({load})" for load, count in loads if count
+            )
             note = (
-                "Milliseconds between due and start, early or late: "
-                f"{plan.light / plan.over_s:g} jobs a second (light) and "
-                f"{plan.heavy / plan.over_s:g} (heavy); how many started early, and how many had "
-                f"not started {plan.patience_s:g} s after the last was due."
+                f"Milliseconds between due and start, early or late, at {named} jobs a second; how "
+                "many started early, and how many had not started "
+                f"{plan.patience_s:g} s after the last was due."
             )
             title = f"Punctuality, {level:,} jobs waiting for later"
             found.append(_section(report, title, note, _rows(_PUNCTUALITY, level)))

@@ -204,13 +204,22 @@ def _progress(terminal: bool) -> Iterator[Listener]:
 
 def _show(report: Report) -> None:
     from rich.console import Console
+    from rich.table import Table
 
+    from tickwheel.bench.page import lost, words
     from tickwheel.bench.sections import sections
 
     console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     for section in sections(report):
         console.print(_table(section))
         console.print()
+    if found := lost(report):
+        table = Table(title="Where a peer is better", title_justify="left")
+        for heading in ("store", "figure", "Tickwheel", "best peer", "by"):
+            table.add_column(heading)
+        for each in found:
+            table.add_row(*words(each))
+        console.print(table)
 
 
 def _table(section: Section) -> Table:
