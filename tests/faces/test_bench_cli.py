@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,12 +17,13 @@ from xml.etree import ElementTree
 import pytest
 from command_line import Cli, cli, one_error
 
+from tickwheel import App
 from tickwheel.bench import measure, processes
-from tickwheel.bench.catalogue import Subject, chosen
+from tickwheel.bench.catalogue import STORE_NAMES, Subject, chosen
 from tickwheel.bench.figures import Reading
 from tickwheel.bench.plan import Plan
 from tickwheel.bench.run import Listener, Report, run
-from tickwheel.bench.servers import family
+from tickwheel.bench.servers import STORES, check, family
 
 __all__ = ["cli"]
 
@@ -210,6 +212,27 @@ def test_no_process_outlives_its_measurement(tmp_path: Path) -> None:
         deployment.probe(60)
         pids = [*deployment.worker_pids, deployment._driver.pid]
         assert len(pids) >= 4
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.parametrize("store", STORE_NAMES)
+def test_a_server_gives_empty_stores_and_stops(store: str) -> None:
+    async def added(url: str) -> int:
+        app = App(url)
+
+        @app.task
+        async def nothing() -> None: ...
+
+        async with app:
+            await nothing.enqueue()
+            return sum(queue.waiting for queue in await app.queues())
+
+    check(store)
+    with STORES[store]() as server:
+        assert [asyncio.run(added(server.fresh())) for _ in range(2)] == [1, 1]
+        pids = server.pids()
+        assert bool(pids) == (store not in ("memory", "sqlite"))
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 

@@ -56,8 +56,9 @@ def _create(place: Path, packages: tuple[str, ...]) -> None:
     except subprocess.TimeoutExpired:
         raise InstallFailed(f"pip took more than {INSTALL_S} s") from None
     if done.returncode != 0:
-        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise InstallFailed(f"pip: {(reasons or ['it failed'])[-1]}")
+        said = done.stderr.splitlines() or ["it said nothing"]
+        errors = [line for line in said if line.startswith("ERROR")]
+        raise InstallFailed(f"pip: {(errors or said)[-1]}")
     (place / _READY).touch()
 
 
