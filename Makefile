@@ -8,10 +8,10 @@ DEV_GROUP := import tomllib; \
 CLUSTER := tests/faults/test_nats_cluster.py
 JUDGE   := tests/faults/judge
 
-.PHONY: help setup demo lint check test judge bench pictures mutants clean
+.PHONY: help setup demo lint check test judge bench benchmarks pictures mutants clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv with everything that the other targets need
 
@@ -53,6 +53,10 @@ lint: setup
 
 bench: setup ## measure on this machine; tables here, JSON in bench/results
 	$(BIN)/python -m bench
+
+# Alone on the machine: the page says so if it was not.
+benchmarks: setup ## measure every store and other libraries; writes docs/benchmarks.md (25 minutes)
+	$(BIN)/tickwheel bench --save docs
 
 pictures: setup ## take the pictures of the dashboard in docs/images
 	PYTHONPATH=tests:tests/browser $(BIN)/python tests/browser/pictures.py

@@ -102,6 +102,8 @@ FIELDS, REDIS_FIELDS = "tests/contract/test_fields.py", "tests/faults/test_redis
 
 PG_PARKING, PARKING = "tests/faults/test_postgres_parking.py", "tests/contract/test_parking.py"
 
+BENCH, BENCH_CLI = "tests/unit/test_bench.py", "tests/faces/test_bench_cli.py"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -183,6 +185,29 @@ FAULTS = [
     Fault(
         "verify exits with 0 whatever it finds", "verify", "cli/verify.py",
         "OK if found.well else FAILURE", "OK", "tests/faces/test_verify_cli.py",
+    # --- What is measured
+    Fault(
+        "the worst peer is compared with", "honest figures", "bench/figures.py",
+        "(max if reading.measure.more else min)(peers)",
+        "(min if reading.measure.more else max)(peers)", BENCH,
+    ),
+    Fault(
+        "an early start counts as punctual", "honest figures", "bench/measure.py",
+        "[abs(each) for each in late]", "[max(each, 0.0) for each in late]", BENCH,
+    ),
+    Fault(
+        "the page leaves out where a peer is better", "honest figures", "bench/page.py",
+        "        if each.factor < 1 and", "        if each.factor < 0 and", BENCH,
+    ),
+    Fault(
+        "a peer that fails ends the run", "one failure costs one figure", "bench/run.py",
+        "except SubjectFailed as failure:", "except ZeroDivisionError as failure:",
+        f"{BENCH_CLI} -k fails_is_noted",
+    ),
+    Fault(
+        "a worker that runs nothing is waited for forever", "limit", "bench/processes.py",
+        "if clock.monotonic_ns() > deadline:", "if False:",
+        f"{BENCH_CLI} -k does_nothing",
     ),
     # --- Around a task: expiry, progress, meta
     Fault(

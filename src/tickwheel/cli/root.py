@@ -52,6 +52,7 @@ COMMANDS = (
     "migrate-jobs",
     "outbox",
     "nats",
+    "bench",
     "score",
     "demo",
 )
