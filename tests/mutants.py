@@ -185,6 +185,7 @@ FAULTS = [
     Fault(
         "verify exits with 0 whatever it finds", "verify", "cli/verify.py",
         "OK if found.well else FAILURE", "OK", "tests/faces/test_verify_cli.py",
+    ),
     # --- What is measured
     Fault(
         "the worst peer is compared with", "honest figures", "bench/figures.py",

@@ -23,7 +23,7 @@ from tickwheel.score.contest import (
     ranked,
 )
 from tickwheel.score.entrants import BY_KEY, ENTRANTS
-from tickwheel.score.report import Report, document, markdown, workbook
+from tickwheel.score.report import Scores, document, markdown, workbook
 
 START = 1_000_000.0
 DUE = {"a": START + 10_000, "b": START + 20_000}
@@ -110,10 +110,10 @@ def test_entrants_are_told_apart_and_say_what_they_need(
 # --- The report
 
 
-def report(**more: Any) -> Report:
+def report(**more: Any) -> Scores:
     given: dict[str, Any] = {"minutes": 10, "instances": 5, "seed": 1, "ha": False} | more
     results = [result(run("a", 5), run("b", 5), lists=9), result(run("a"))]
-    return Report.of(results, **given)
+    return Scores.of(results, **given)
 
 
 def test_the_document_has_all_figures() -> None:

@@ -15,8 +15,8 @@ from tickwheel.cli.output import FAILURE, OK, Column, emit_json, say, show_table
 
 if TYPE_CHECKING:
     from tickwheel.score.entrants import Entrant
-    from tickwheel.score.report import Report
-    from tickwheel.score.run import Plan, Standing, Tell
+    from tickwheel.score.report import Scores
+    from tickwheel.score.run import Advance, Rules, Tell
 
 
 @click.command("score", cls=Verb)
@@ -46,7 +46,7 @@ def score(
     markdown: Path | None,
     as_json: bool,
 ) -> int:
-    """Compare ways to run jobs at their time: by cost and lateness.
+    """Compare ways to run jobs on time, by cost and lateness.
 
     Starts servers and instances on this machine, and ends them. Needs the extra `score`. Exits with
     1 if a strategy lost, doubled or delayed a job.
@@ -60,9 +60,9 @@ def score(
       tickwheel-default PostgreSQL, without options
     """
     from tickwheel.score import report as reporting
-    from tickwheel.score.run import Plan
+    from tickwheel.score.run import Rules
 
-    plan = Plan(minutes=minutes, instances=instances, seed=seed, ha=ha, entrants=_chosen(only))
+    plan = Rules(minutes=minutes, instances=instances, seed=seed, ha=ha, entrants=_chosen(only))
     for path in (xlsx, markdown):
         _writable(path)
     report = _run(plan)
@@ -107,12 +107,12 @@ def _writable(path: Path | None) -> None:
         raise BadConfig(f"{path} can't be written: {error.strerror}") from None
 
 
-def _run(plan: Plan) -> Report:
+def _run(plan: Rules) -> Scores:
     import asyncio
     import signal
     import tempfile
 
-    from tickwheel.score.report import Report
+    from tickwheel.score.report import Scores
     from tickwheel.score.run import contest
 
     say(
@@ -127,13 +127,13 @@ def _run(plan: Plan) -> Report:
         folder.chmod(0o755)  # a server may run as another user
         with _progress(plan) as tell:
             results = asyncio.run(contest(plan, folder, tell))
-    return Report.of(
+    return Scores.of(
         results, minutes=plan.minutes, instances=plan.instances, seed=plan.seed, ha=plan.ha
     )
 
 
 @contextmanager
-def _progress(plan: Plan) -> Iterator[Tell]:
+def _progress(plan: Rules) -> Iterator[Tell]:
     """A bar for each strategy on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -156,14 +156,14 @@ def _progress(plan: Plan) -> Iterator[Tell]:
             for each in plan.entrants
         }
 
-        def show(standings: Mapping[str, Standing]) -> None:
+        def show(standings: Mapping[str, Advance]) -> None:
             for key, each in standings.items():
                 progress.update(bars[key], completed=each.done, phase=each.phase)
 
         yield show
 
 
-def _show(report: Report) -> None:
+def _show(report: Scores) -> None:
     click.echo(report.title)
     click.echo()
     show_table(

@@ -58,7 +58,7 @@ def verify(
     where: Where,
     as_json: bool,
 ) -> int:
-    """Find runs and ticks that were missed, late, early or doubled.
+    """Find what was missed, late, early or doubled.
 
     Reads the store's jobs and their histories, and explains what was wrong. Exits with 1 if
     anything was. Jobs that were pruned or deleted leave no trace.

@@ -31,7 +31,7 @@ PARTS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Scores:
     """The results of a contest, the best first, and how it was run."""
 
     results: Sequence[Result]
@@ -45,7 +45,7 @@ class Report:
     @classmethod
     def of(
         cls, results: Sequence[Result], *, minutes: float, instances: int, seed: int, ha: bool
-    ) -> Report:
+    ) -> Scores:
         return cls(
             results=ranked(results),
             minutes=minutes,
@@ -108,7 +108,7 @@ def _ms(ms: float) -> str:
 # --- Documents
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: Scores) -> dict[str, Any]:
     """The report for programs."""
     return {
         "at": moment(report.at_ms).isoformat(),
@@ -147,7 +147,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def markdown(report: Report, page: str | None = None) -> str:
+def markdown(report: Scores, page: str | None = None) -> str:
     """The page docs/score.md with this contest in it; the other kind of contest stays as it is in
     the page that there was."""
     text = _TEMPLATE.read_text()
@@ -167,7 +167,7 @@ def _section_in(page: str, kind: str) -> str:
     return page.partition(start)[2].partition(end)[0] if start in page and end in page else ""
 
 
-def _section(report: Report) -> str:
+def _section(report: Scores) -> str:
     title = "With three of five instances killed" if report.ha else "The leaderboard"
     rows = [["#", *COLUMNS[1:]], ["---"] * len(COLUMNS), *map(_words, report.rows())]
     lines = [
@@ -189,7 +189,7 @@ _HA = (
 )
 
 
-def _goals(report: Report) -> list[str]:
+def _goals(report: Scores) -> list[str]:
     if (report.minutes, report.instances) != (GOAL_MINUTES, GOAL_INSTANCES):
         return []
     ours = [each for each in report.results if each.name.startswith("Tickwheel, ahead")]
@@ -220,7 +220,7 @@ def _plain(cell: int | str) -> str:
 # --- The workbook
 
 
-def workbook(report: Report, path: Path) -> None:
+def workbook(report: Scores, path: Path) -> None:
     """An Excel workbook: the leaderboard, lateness over time, and charts of both."""
     from tickwheel.score.servers import require
 
@@ -266,7 +266,7 @@ def _bars(book: Any, column: int, title: str, last: int) -> Any:
     return chart
 
 
-def _lateness_sheet(book: Any, report: Report, bold: Any, decimal: Any) -> None:
+def _lateness_sheet(book: Any, report: Scores, bold: Any, decimal: Any) -> None:
     sheet = book.add_worksheet("lateness")
     names = [f"{each.name}, {each.where}" for each in report.results]
     sheet.write_row(0, 0, ["second", *names], bold)

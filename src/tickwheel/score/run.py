@@ -25,7 +25,7 @@ START_S, STOP_S = 120.0, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Rules:
     """What is to be run."""
 
     minutes: float
@@ -41,7 +41,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Standing:
+class Advance:
     """How far an entrant is."""
 
     # How many jobs have run.
@@ -50,10 +50,10 @@ class Standing:
 
 
 # Told of how far they are, by the keys of entrants.
-Tell = Callable[[Mapping[str, Standing]], None]
+Tell = Callable[[Mapping[str, Advance]], None]
 
 
-async def contest(plan: Plan, folder: Path, tell: Tell = lambda _: None) -> list[Result]:
+async def contest(plan: Rules, folder: Path, tell: Tell = lambda _: None) -> list[Result]:
     """Run it; all entrants at the same time. Results are in the order of the plan."""
     for entrant in plan.entrants:
         entrant.check()
@@ -91,11 +91,11 @@ async def _telling(races: Sequence[_Race], tell: Tell) -> None:
 class _Race:
     """One entrant in a contest."""
 
-    plan: Plan
+    plan: Rules
     entrant: Entrant
     url: str
     folder: Path
-    standing: Standing = field(default_factory=Standing)
+    standing: Advance = field(default_factory=Advance)
     _due_ms: dict[str, float] = field(default_factory=dict)
     _killed_ms: dict[int, float] = field(default_factory=dict)
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
