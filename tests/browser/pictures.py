@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 from visits import NARROW, dashboard
 
 from chromium import found_chromium, running_chromium
@@ -34,6 +35,7 @@ SCREENS = {
 }
 WIDTH, HEIGHT = 1280, 860
 OBJECTIVE = "99% within 100ms"
+STOCKTAKING = {"cron": "0 20 L * *", "arguments": {"order_id": 0}}
 
 
 class Day:
@@ -127,6 +129,17 @@ async def working(app: App) -> AsyncIterator[None]:
         yield
 
 
+async def act(url: str) -> None:
+    """What an operator does on a busy day."""
+    async with httpx.AsyncClient(base_url=url) as client:
+        await client.post("/v1/queues/mail/pause")
+        await client.post("/v1/jobs/order-1700/cancel")
+        await client.post("/v1/dead/rerun", json={"filter": {"task": "charge"}})
+        await client.put("/v1/schedules/stocktaking", json={"task": "cancel_order", **STOCKTAKING})
+        await client.post("/v1/schedules/stocktaking/run")
+        await client.post("/v1/queues/mail/resume")
+
+
 async def draw(chromium: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -136,6 +149,7 @@ async def draw(chromium: str) -> None:
             await remember(await app.client())
         async with dashboard(app, chromium) as its, working(app):
             await shop.stock()
+            await act(its.url)
             await asyncio.sleep(8)
             for scheme in ("light", "dark"):
                 size = {"width": WIDTH, "height": HEIGHT}
