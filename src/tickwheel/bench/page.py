@@ -43,8 +43,9 @@ the best on its store.
 
 Read them with care. Libraries promise different things: some lose a job together with its worker,
 some keep jobs for later in a worker's memory, some start them early. Each is set up as its own
-documents recommend; the settings are at the end. nats-py stands for a worker written by hand, without
-tasks, retries or results. The server, the workers and the program that adds jobs share one machine.
+documents recommend; the settings are at the end. nats-py stands for a worker written by hand,
+without tasks, retries or results. The server, the workers and the program that adds jobs share one
+machine.
 """
 
 
