@@ -198,7 +198,7 @@ FAULTS = [
     ),
     Fault(
         "the page leaves out where a peer is better", "honest figures", "bench/page.py",
-        "        if each.factor < 1 and", "        if each.factor < 0 and", BENCH,
+        "if each.factor < NOISE and", "if each.factor < 0 and", BENCH,
     ),
     Fault(
         "a peer that fails ends the run", "one failure costs one figure", "bench/run.py",

@@ -140,8 +140,8 @@ def test_the_best_of_a_store_is_marked_by_what_is_better() -> None:
     assert drain["Tickwheel · redis"].spread == Spread(11, 10, 12, 3)
 
 
-def test_where_all_are_the_same_none_is_best() -> None:
-    made = report(drain_one={"Tickwheel": [0], "Huey": [0]})
+def test_nobody_is_best_alone_on_a_store() -> None:
+    made = report(drain_one={"Tickwheel": [10]})
     assert not any(cell.best for each in sections(made) for [cell] in each.lines.values())
 
 
@@ -242,6 +242,7 @@ def test_the_page_says_where_a_peer_is_better_the_worst_first() -> None:
         enqueue_sync={"Tickwheel": [1000], "Huey": [3000]},
         drain_one={"Tickwheel": [10], "Huey": [100], "RQ": [5]},
         start_p50={"Tickwheel": [1], "Huey": [2]},
+        result_p50={"Tickwheel": [100], "Huey": [96]},
     )
     page = markdown(made, [])
     _, _, table = page.partition("## Where a peer is better\n")

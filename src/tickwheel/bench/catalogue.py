@@ -35,7 +35,7 @@ class Subject:
     commands: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
     # What is not left at its default, or is worth knowing.
-    settings: str = "defaults"
+    settings: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -61,9 +61,10 @@ def _tickwheel(store: str) -> Subject:
     if store == "memory":
         # Jobs in memory are seen by the event loop that opened the store, and by no other.
         lacks = _ONE_PROCESS | {"add": "its jobs belong to one event loop"}
-        return Subject(OURS, store, "with_tickwheel", lacks=lacks)
+        return Subject(OURS, store, "with_tickwheel", settings="100 jobs at a time", lacks=lacks)
     command = "python -m tickwheel worker with_tickwheel:app --processes {n} --log-level warning"
-    return Subject(OURS, store, "with_tickwheel", commands=(command,))
+    settings = "100 jobs at a time"
+    return Subject(OURS, store, "with_tickwheel", commands=(command,), settings=settings)
 
 
 def _huey(store: str, packages: tuple[str, ...]) -> Subject:
@@ -119,13 +120,13 @@ PEERS = (
             "taskiq worker with_taskiq:broker --workers {n} --log-level WARNING",
             "taskiq scheduler with_taskiq:scheduler --update-interval 1 --log-level WARNING",
         ),
-        settings="RedisStreamBroker; scheduler reads each second (default: each minute)",
+        settings="RedisStreamBroker; the scheduler reads every second (default: every minute)",
         lacks=_ASYNC_ONLY | _NO_BULK,
     ),
     Subject(
         *("arq", "redis", "with_arq", ("arq",)),
         each=("arq with_arq.WorkerSettings",),
-        settings="10 jobs at a time, polls each 0.5 s",
+        settings="10 jobs at a time, polls every 0.5 s",
         lacks=_ASYNC_ONLY | _NO_BULK,
     ),
     _apscheduler("redis", ("apscheduler", "redis")),
@@ -134,7 +135,7 @@ PEERS = (
     Subject(
         *("Procrastinate", "postgresql", "with_procrastinate", ("procrastinate",)),
         each=("procrastinate --app=with_procrastinate.app worker --concurrency 10",),
-        settings="10 jobs at a time, polls for later jobs each 5 s",
+        settings="10 jobs at a time, polls for later jobs every 5 s",
         lacks=_NO_RESULTS,
     ),
     Subject(

@@ -53,9 +53,12 @@ class Turn:
         """Whether the library has no such part; then the figures are excused."""
         reason = self.subject.lacks.get(part)
         if reason is not None:
-            for key in keys:
-                self.figures.excuse(self.subject.name, key, reason)
+            self.excuse(reason, *keys)
         return reason is not None
+
+    def excuse(self, reason: str, *keys: str) -> None:
+        for key in keys:
+            self.figures.excuse(self.subject.name, key, reason)
 
     @contextmanager
     def trying(self, *keys: str) -> Iterator[None]:
@@ -114,7 +117,7 @@ def draining_batches(turn: Turn) -> None:
         with turn.start() as deployment:
             drain(turn, deployment, 1, "drain_batches", batch=True)
     else:
-        turn.figures.excuse(turn.subject.name, "drain_batches", "no batches")
+        turn.excuse("no batches", "drain_batches")
 
 
 def drain(
@@ -228,6 +231,8 @@ def punctuality(turn: Turn, waiting: int) -> None:
                     patience_s=plan.patience_s,
                 )
                 off, before = distances(answer["ms"])
+                if not off:
+                    turn.excuse("none started in time", f"late_{load}_p50", f"late_{load}_p99")
                 _quantiles(turn, f"late_{load}", off, waiting)
                 early, missing = early + before, missing + answer["missing"]
         turn.add("early", early, waiting)

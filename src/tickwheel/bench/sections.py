@@ -134,8 +134,8 @@ def _cell(figures: Figures, report: Report, name: str, store: str, reading: Read
         if (other := figures.spread(f"{library} · {store}", reading)) is not None
     ]
     top = (max if reading.measure.more else min)(others)
-    # Where all are the same, none is best: 0 early, 0 not seen.
-    best = len(others) > 1 and spread.median == top and min(others) != max(others)
+    # That no job is early or missing is no achievement.
+    best = len(others) > 1 and spread.median == top and reading.key not in ("early", "missing")
     return Cell(reading, spread, best=best)
 
 
