@@ -46,7 +46,7 @@ def score(
     markdown: Path | None,
     as_json: bool,
 ) -> int:
-    """Compare ways to run jobs at their time: by cost and lateness.
+    """Compare ways to run jobs on time, by cost and lateness.
 
     Starts servers and instances on this machine, and ends them. Needs the extra `score`. Exits with
     1 if a strategy lost, doubled or delayed a job.
