@@ -49,6 +49,7 @@ def test_alone_it_prints_help(cli: Cli, argv: tuple[str, ...]) -> None:
         *("dead", "dead list", "dead rerun", "dead delete"),
         *("queues", "queues list", "queues pause", "queues resume"),
         *("keys", "keys list", "keys create", "keys revoke", "audit", "bench"),
+        *("verify", "score"),
     ],
 )
 def test_help_fits_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:

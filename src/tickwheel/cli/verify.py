@@ -58,10 +58,10 @@ def verify(
     where: Where,
     as_json: bool,
 ) -> int:
-    """Find what was missed, late, early or doubled.
+    """Find runs that were missed, late, early or doubled.
 
-    Reads the store's jobs and their histories, and explains what was wrong. Exits with 1 if
-    anything was. Jobs that were pruned or deleted leave no trace.
+    Reads the histories of jobs and the ticks of schedules, and explains what was wrong. Exits with
+    1 if anything was. Jobs that were pruned or deleted leave no trace.
     """
     from tickwheel.operate.verify import verify_store
 
