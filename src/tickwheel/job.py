@@ -520,6 +520,7 @@ def rerun(job: Job, *, now_ms: int) -> Job:
     return msgspec.structs.replace(
         job,
         state=State.WAITING,
+        parked=False,
         due_ms=now_ms,
         expires_ms=None,
         failures=0,

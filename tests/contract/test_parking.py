@@ -218,6 +218,7 @@ async def test_a_job_that_was_cancelled_while_parked_runs_again_for_anybody(h: H
     await parked(h, mail(h))
     await h.store.cancel(["job"], now_ms=h.now)
     assert await h.store.rerun(["job"], now_ms=h.now) == [True]
+    assert not (await h.get("job")).parked
     assert await h.claim_ids() == ["job"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from http_server import PATIENCE_S, problem, served, shop
 
+from tickwheel import App
+from tickwheel.http.asgi import asgi_app
 from tickwheel.http.schedules import following
-from tickwheel.job import Job, dead
+from tickwheel.job import Job, dead, retry
 from tickwheel.schedule import Rule, Schedule
 
 NIGHTLY = {"task": "pack", "arguments": {"order": 1}, "cron": "0 2 * * *", "tz": "Europe/Paris"}
@@ -60,6 +63,82 @@ async def test_a_schedule_can_be_put_again_as_it_was_read(tmp_path: Path) -> Non
         same = ("task", "cron", "tz", "arguments", "misfire", "misfire_limit", "overlap")
         for name in (*same, "start", "end"):
             assert found[name] == whole[name], name
+
+
+async def test_an_argument_that_each_tick_fills_in_survives_an_edit(tmp_path: Path) -> None:
+    app = shop(tmp_path)
+
+    @app.task
+    async def report(region: str, tick: datetime) -> None: ...
+
+    async with served(app) as its:
+        put = {"task": "report", "arguments": {"region": "eu"}, "every": "1h"}
+        await its.ask("PUT", "/v1/schedules/hourly", json=put)
+        found = (await its.get("/v1/schedules/hourly")).json()
+        assert found["arguments"] == {"region": "eu"} and found["arguments_hidden"] is False
+        await its.ask("PUT", "/v1/schedules/hourly", json=put | {"arguments": found["arguments"]})
+        [schedule] = await app.schedules.list()
+        assert schedule.rule is not None and schedule.rule.tick_parameter == "tick"
+
+
+async def test_a_server_of_a_store_alone_keeps_what_only_the_task_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = shop(tmp_path)
+
+    @app.task(queue="bulk", priority="low")
+    async def report(region: str, tick: datetime) -> None: ...
+
+    async with app:
+        await app.schedules.put("hourly", report, every="1h", arguments={"region": "eu"})
+    alone = App(f"sqlite:///{tmp_path}/jobs.db")
+    any_task = functools.partial(asgi_app, alone, takes_any_task=True)
+    monkeypatch.setattr(alone, "http", any_task)
+    async with served(alone) as its:
+        put = {"task": "report", "arguments": {"region": "us"}, "every": "2h"}
+        assert (await its.ask("PUT", "/v1/schedules/hourly", json=put)).status_code == 200
+        [schedule] = await alone.schedules.list()
+        rule = schedule.rule
+        assert rule is not None and rule.every_ms == 7_200_000
+        assert (rule.queue, rule.priority, rule.tick_parameter) == ("bulk", 0, "tick")
+
+
+async def test_the_runs_of_a_schedule_tell_nothing_of_jobs_that_a_key_may_not_see(
+    tmp_path: Path,
+) -> None:
+    async with served(shop(tmp_path), keys=True) as its:
+        client = await its.app.client()
+        pack = {"task": "pack", "arguments": {"order": 1}, "every": "1h"}
+        await its.ask("PUT", "/v1/schedules/hourly", json=pack)
+        [tick] = (await its.get("/v1/schedules/hourly/next?count=1")).json()["ticks"]
+        last = datetime.fromisoformat(tick["at"]) - timedelta(hours=1)
+        id, now_ms = f"hourly@{last:%Y-%m-%dT%H:%M:%SZ}", client.clock.now_ms()
+        job = Job(id=id, task="send", payload="{}", due_ms=now_ms, created_ms=now_ms)
+        assert await client.add(job)
+        assert len((await its.get("/v1/schedules/hourly/runs")).json()["runs"]) == 1
+        key = await its.key("operate", tasks=["pack"])
+        seen = await its.get("/v1/schedules/hourly/runs", headers=key)
+        assert seen.json() == {"runs": []}
+
+
+async def test_a_retry_is_as_late_as_its_own_start(tmp_path: Path) -> None:
+    async with served(shop(tmp_path)) as its:
+        client = await its.app.client()
+        pack = {"task": "pack", "arguments": {"order": 1}, "every": "1h"}
+        await its.ask("PUT", "/v1/schedules/hourly", json=pack)
+        [tick] = (await its.get("/v1/schedules/hourly/next?count=1")).json()["ticks"]
+        last = datetime.fromisoformat(tick["at"]) - timedelta(hours=1)
+        id, now_ms = f"hourly@{last:%Y-%m-%dT%H:%M:%SZ}", client.clock.now_ms()
+        job = Job(id=id, task="pack", payload="{}", due_ms=now_ms, created_ms=now_ms)
+        assert await client.add(job)
+        [held] = await client.store.claim(
+            ["default"], worker="ann", limit=1, now_ms=now_ms, lease_ms=60_000
+        )
+        started_ms, again_ms = now_ms + 5, now_ms + 9000
+        failed = retry(held, due_ms=again_ms, error="no", started_ms=started_ms, ended_ms=now_ms)
+        assert await client.store.settle([failed], now_ms=now_ms) == [True]
+        [run] = (await its.get("/v1/schedules/hourly/runs")).json()["runs"]
+        assert (run["state"], run["lateness_ms"]) == ("waiting", 5)
 
 
 async def test_secrets_in_the_arguments_of_a_schedule_are_hidden(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.http import api as api_module
 from tickwheel.http import server, service, streaming, streams, watch
 from tickwheel.http.asgi import OPERATIONS
+from tickwheel.http.service import Service
 from tickwheel.operate.keys import Keys
 
 __all__ = ["folder"]
@@ -337,6 +338,8 @@ async def test_streams_of_one_key_share_what_they_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = shop(tmp_path)
+    # The recorder reads them too.
+    monkeypatch.setattr(Service, "record", lambda _: None)
     async with served(app, keys=True) as its, app, AsyncExitStack() as stack:
         other = await its.key("read")
         told = [

@@ -113,7 +113,8 @@ def check_same_origin(request: Request) -> None:
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is None and origin is not None:
         own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-        site = "same-origin" if _origin(origin) == _origin(own) else "cross-site"
+        its = _origin(origin)
+        site = "same-origin" if its is not None and its == _origin(own) else "cross-site"
     if site != "same-origin":
         raise Problem(
             Kind.CROSS_ORIGIN,

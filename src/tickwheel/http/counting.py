@@ -101,7 +101,8 @@ async def count_jobs(incoming: Incoming) -> Reply:
         look_s=LOOK_S,
         visible=visible(incoming),
     )
-    return Reply(JobCount(count=found.count, exact=found.exact, looked=found.looked))
+    looked = found.looked if incoming.caller.sees_all(Scope.READ) else found.count
+    return Reply(JobCount(count=found.count, exact=found.exact, looked=looked))
 
 
 @table.operation(
@@ -153,7 +154,8 @@ async def count_due(incoming: Incoming) -> Reply:
             overdue=found.counts.before,
             later=found.counts.after,
             exact=found.exact,
-            looked=found.looked,
+            # It would tell of jobs that are not for the caller.
+            looked=found.looked if whole else sum(found.counts.counts),
         )
     )
 
@@ -203,7 +205,7 @@ async def _grouped(incoming: Incoming) -> DeadGroups:
         )
         total = max(seen, counted.count)
     found = [_group(each) for each in groups.largest_first()]
-    return DeadGroups(groups=found, looked=looked, total=total)
+    return DeadGroups(groups=found, looked=looked if sees is everything else seen, total=total)
 
 
 def _group(group: Cause) -> DeadGroup:

@@ -118,7 +118,9 @@ async def _list(incoming: Incoming, state: State | None = None) -> Reply:
     )
     redaction, caller = incoming.service.redaction, incoming.caller
     jobs = [redaction.document(job, caller) for job in page.jobs]
-    return Reply(JobList(jobs=jobs, cursor=page.cursor, looked=page.looked))
+    # It would tell of jobs that are not for the caller.
+    looked = page.looked if caller.sees_all(incoming.scope) else len(jobs)
+    return Reply(JobList(jobs=jobs, cursor=page.cursor, looked=looked))
 
 
 async def _job(incoming: Incoming) -> tuple[Client, Job]:

@@ -151,13 +151,20 @@ async def list_workers(incoming: Incoming) -> Reply:
     found: list[WorkerDocument] = []
     for worker in map(worker_document, await client.workers()):
         queues = [name for name in worker.queues if caller.may(Scope.READ, queue=name)]
-        tasks = [name for name in worker.tasks or () if caller.may(Scope.READ, task=name)]
+        tasks = [name for name in worker.tasks or () if _sees_task(incoming, name)]
         if queues:
             known = None if worker.tasks is None else tasks
             # They are of all its queues and tasks.
             counts = worker.counts if caller.sees_all(Scope.READ) else None
             found.append(msgspec.structs.replace(worker, queues=queues, tasks=known, counts=counts))
     return Reply(WorkerList(workers=found))
+
+
+def _sees_task(incoming: Incoming, name: str) -> bool:
+    """Of tasks that this app does not know, the queue is unknown."""
+    task = incoming.service.app.tasks.find(name)
+    queue = ANY_NAME if task is None else task.queue
+    return incoming.caller.may(Scope.READ, queue=queue, task=name)
 
 
 @table.operation(
@@ -169,7 +176,7 @@ async def list_tasks(incoming: Incoming) -> Reply:
     found = [
         task_document(task, app.declared)
         for task in sorted(app.tasks.all(), key=lambda each: each.name)
-        if caller.may(Scope.READ, task=task.name)
+        if caller.may(Scope.READ, queue=task.queue, task=task.name)
     ]
     return Reply(TaskList(tasks=found))
 

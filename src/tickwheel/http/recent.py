@@ -28,6 +28,8 @@ class Recent:
             while len(self._kept) >= KEPT_MOST:
                 del self._kept[next(iter(self._kept))]
             task = asyncio.ensure_future(_awaited(make))
+            # Perhaps nobody waits for it any more.
+            task.add_done_callback(_failed)
             self._kept[key] = loop.time() + seconds, task
         # One who gives up must not take it away from the others.
         found: T = await asyncio.shield(task)

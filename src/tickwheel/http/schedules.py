@@ -19,6 +19,7 @@ from tickwheel.http.adding import JOBS, read_time
 from tickwheel.http.body import check_depth
 from tickwheel.http.forms import LastTicks, NewSchedule, NextTicks, Preview, Range
 from tickwheel.http.problems import Kind, Problem
+from tickwheel.http.service import Service
 from tickwheel.http.table import Incoming, Reply, Table
 from tickwheel.job import Job, State
 from tickwheel.operate.documents import (
@@ -205,11 +206,25 @@ async def put_schedule(incoming: Incoming) -> Reply:
     before = await _find(incoming, name)
     if before is not None and not _sees(incoming, before):
         raise Problem(Kind.FORBIDDEN, f"the key may not change the schedule {name!r}")
+    if before is not None:
+        rule = _kept(rule, before.rule, incoming.service)
     put = await incoming.service.app.schedules.put_rule(name, rule)
     document = _document(incoming, put)
     if before is not None:
         return Reply(document)
     return Reply(document, 201, location=f"/v1/schedules/{quote(name, safe='')}")
+
+
+def _kept(rule: Rule, before: Rule | None, service: Service) -> Rule:
+    """The rule with what only the task says, if this server does not know the task: as it was."""
+    if not service.takes_any_task or before is None or before.task != rule.task:
+        return rule
+    return msgspec.structs.replace(
+        rule,
+        queue=before.queue,
+        priority=before.priority,
+        tick_parameter=before.tick_parameter,
+    )
 
 
 def _rule(incoming: Incoming, form: NewSchedule) -> Rule:
@@ -338,7 +353,9 @@ async def last_runs(incoming: Incoming) -> Reply:
     now_ms, count = client.clock.now_ms(), incoming.query.count
     ticks = await asyncio.to_thread(last_ticks, rule, rule.start_ms or 0, now_ms, count)
     jobs = await client.store.get([tick_id(found.name, ms) for ms in ticks])
-    runs = [_tick_run(found.name, ms, job) for ms, job in zip(ticks, jobs, strict=True)]
+    # Another schedule may have had the name.
+    seen = [job if job and incoming.caller.sees(incoming.scope, job) else None for job in jobs]
+    runs = [_tick_run(found.name, ms, job) for ms, job in zip(ticks, seen, strict=True)]
     # Before that, perhaps there was no schedule.
     runs = list(dropwhile(lambda run: run.state is None, runs))
     return Reply(TickRuns(runs=runs[::-1]))
@@ -347,19 +364,26 @@ async def last_runs(incoming: Incoming) -> Reply:
 def _tick_run(name: str, tick_ms: int, job: Job | None) -> TickRun:
     """The run that counts is the last that started."""
     document = None if job is None else job_document(job)
-    started_ms = None if job is None else job.started_ms
-    if job is not None and started_ms is None:
-        known = [run.started_ms for run in job.history if run.started_ms is not None]
-        started_ms = known[-1] if known else None
+    started_ms, late_ms = (None, None) if job is None else _last_start(job)
     return TickRun(
         tick=iso_ms(tick_ms),
         id=tick_id(name, tick_ms),
         state=None if job is None else job.state,
         started=None if started_ms is None else iso_ms(started_ms),
         ended=None if document is None else document.ended,
-        lateness_ms=None if job is None or started_ms is None else started_ms - job.due_ms,
+        lateness_ms=late_ms,
         error=None if document is None else document.error,
     )
+
+
+def _last_start(job: Job) -> tuple[int | None, int | None]:
+    """When its last run started, and how late that was: a retry is due at another time."""
+    if job.started_ms is not None:
+        return job.started_ms, job.started_ms - job.due_ms
+    for run in reversed(job.history):
+        if run.started_ms is not None:
+            return run.started_ms, run.started_ms - run.due_ms
+    return None, None
 
 
 @table.operation(

@@ -41,7 +41,7 @@ class Service:
         self.redaction = Redaction(redact)
         # The name and colour of the dashboard's badge.
         self.environment: str = setting("environment")
-        self._takes_any_task = takes_any_task
+        self.takes_any_task = takes_any_task
         # Ids of jobs that requests with an Idempotency-Key are adding.
         self.adding: set[str] = set()
         self.recent = Recent()
@@ -104,4 +104,4 @@ class Service:
 
     def definition(self, task: str) -> Definition:
         """The task of this name; raises UnknownTask."""
-        return any_task(task) if self._takes_any_task else self.app.tasks.get(task)
+        return any_task(task) if self.takes_any_task else self.app.tasks.get(task)

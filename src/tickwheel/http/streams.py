@@ -59,10 +59,15 @@ class Streams:
         if task is None:
             task = asyncio.ensure_future(_awaited(make))
             self._reading[key] = task
-            task.add_done_callback(lambda _: self._reading.pop(key, None))
+            task.add_done_callback(lambda done: self._read(key, done))
         # One who gives up must not take it away from the others.
         found: T = await asyncio.shield(task)
         return found
+
+    def _read(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        self._reading.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # perhaps nobody waits for it any more
 
 
 async def _awaited(make: Callable[[], Awaitable[T]]) -> T:

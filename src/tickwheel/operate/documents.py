@@ -148,13 +148,19 @@ def _run_document(run: Run) -> RunDocument:
 def decoded(text: str) -> Any:
     """Decoded JSON; the text itself if another program wrote it wrong."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        # Half a character can be quoted in JSON, but is no text.
+        if "\\u" in text:
+            msgspec.json.encode(found)
+        return found
     except (ValueError, RecursionError):
         return text
 
 
 def priority_name(job: Job) -> str:
-    return Priority(job.priority).name.lower()
+    """As a number if another program stored one that is none of ours."""
+    known = {each.value: each.name.lower() for each in Priority}
+    return known.get(job.priority, str(job.priority))
 
 
 # --- Why a job waits
@@ -269,6 +275,13 @@ class ScheduleDocument(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
 
 
+def _given(rule: Rule, arguments: Any) -> Any:
+    """The arguments without the one that each tick fills in."""
+    if isinstance(arguments, dict) and rule.tick_parameter in arguments:
+        return {name: value for name, value in arguments.items() if name != rule.tick_parameter}
+    return arguments
+
+
 def schedule_document(schedule: ScheduleInfo) -> ScheduleDocument:
     rule = schedule.rule
     if rule is None:
@@ -280,7 +293,8 @@ def schedule_document(schedule: ScheduleInfo) -> ScheduleDocument:
         )
     tz = zone_of(rule)
     there = None if schedule.next is None else schedule.next.astimezone(ZoneInfo(tz))
-    shown = shown_arguments(rule.task, decoded(json_or_hidden(rule.payload)))
+    given = _given(rule, decoded(json_or_hidden(rule.payload)))
+    shown = shown_arguments(rule.task, given)
     return ScheduleDocument(
         name=schedule.name,
         task=schedule.task,
@@ -299,7 +313,7 @@ def schedule_document(schedule: ScheduleInfo) -> ScheduleDocument:
         end=_iso_or_none(rule.end_ms),
         queue=rule.queue,
         arguments=shown,
-        arguments_hidden=shown != decoded(rule.payload),
+        arguments_hidden=shown != _given(rule, decoded(rule.payload)),
         from_code=rule.from_code,
         app=rule.app,
         last_job=schedule.last_id,
