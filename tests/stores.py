@@ -21,7 +21,9 @@ from ending import at_end
 from postgres_server import shared_server
 from redis_server import RedisServer
 from tickwheel import job as life
-from tickwheel.job import Job, Outcome, Settlement, State
+from tickwheel.changes import IfExists, Put
+from tickwheel.ids import new_fence
+from tickwheel.job import Added, Job, Move, MoveOutcome, Outcome, Settlement, State
 from tickwheel.store import QueueInfo, Store, open_store
 from tickwheel.stores.nats.servers.process import Server, start_server
 from tickwheel.stores.nats.steps import CANCELLING, RUNNING, WAITING
@@ -162,6 +164,34 @@ class Harness:
     async def claim_one(self, *, worker: str = "ann", queues: Sequence[str] = ("default",)) -> Job:
         [job] = await self.claim(worker=worker, queues=queues)
         return job
+
+    async def put(
+        self, job: Job, if_exists: str = "replace", *, request: int | None = None
+    ) -> Added:
+        number = new_fence() if request is None else request
+        ask = Put(job=job, if_exists=IfExists(if_exists), request=number)
+        [answer] = await self.store.put([ask], now_ms=self.now)
+        return answer
+
+    async def move(
+        self,
+        id: str = "job",
+        *,
+        due_ms: int | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        request: int | None = None,
+    ) -> MoveOutcome:
+        number = new_fence() if request is None else request
+        ask = Move(id=id, request=number, due_ms=due_ms, priority=priority, queue=queue)
+        [answer] = await self.store.move([ask], now_ms=self.now)
+        return answer
+
+    async def claim_soon(
+        self, *, worker: str = "ann", queues: Sequence[str] = ("default",)
+    ) -> list[Job]:
+        """Claim what was changed a moment ago: a store may need a second until it is ready."""
+        return await self.claim(worker=worker, queues=queues)
 
     async def claimed(self, *jobs: Job, worker: str = "ann") -> list[Job]:
         """Add these jobs, and have them all in the hand of one worker, in this order."""
@@ -337,6 +367,14 @@ class NatsHarness(Harness):
     @property
     def now(self) -> int:
         return time.time_ns() // 1_000_000
+
+    async def claim_soon(
+        self, *, worker: str = "ann", queues: Sequence[str] = ("default",)
+    ) -> list[Job]:
+        async with asyncio.timeout(20):
+            while not (jobs := await self.claim(worker=worker, queues=queues)):
+                await asyncio.sleep(0.05)
+        return jobs
 
     async def queues(self, store: Store | None = None) -> list[QueueInfo]:
         # A consumer learns of a message a moment after it is stored, and says not when it has.

@@ -82,6 +82,25 @@ class CancelOutcome(StrEnum):
     UNKNOWN = "unknown"  # no such job
 
 
+class Added(StrEnum):
+    """What became of a job that was put under an id."""
+
+    ADDED = "added"  # the id was free, or its job had ended and made way
+    KEPT = "kept"  # the job that has the id stays as it is
+    REPLACED = "replaced"  # the job that waited under the id is now this one
+    FOLLOWS = "follows"  # the job under the id runs: this one runs once that has ended
+
+
+class MoveOutcome(StrEnum):
+    """What a move achieved."""
+
+    MOVED = "moved"
+    REQUESTED = "requested"  # a worker has it and is told; moved if it has not started
+    TOO_LATE = "too late"  # it had started or ended
+    UNKNOWN = "unknown"  # no such job
+    SIGNED = "signed"  # it is signed, and whoever asked can't sign it as it would be
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt at a job, as its history shows it."""
 
@@ -105,6 +124,53 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """'40%: loading'. Never all of it unless it is."""
         percent = f"{int(self.part * 100)}%"
         return f"{percent}: {self.words}" if self.words else percent
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A request to change when or where a job runs; None leaves that as it is."""
+
+    id: str
+    # Unique to this request, so that a repeat is recognised: from `new_fence`.
+    request: int
+    due_ms: int | None = None
+    priority: int | None = None
+    queue: str | None = None
+    # For a signed job: its payload and expiry as they must be, and the payload that it was signed
+    # anew from.
+    sealed: Sealed | None = None
+
+
+class Sealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The payload of a signed job, before a move and after it; and its expiry after it."""
+
+    before: str
+    after: str
+    expires_ms: int | None
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request that changed a job, and its answer: an Added or a MoveOutcome."""
+
+    number: int
+    answer: str
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What others have asked of a job since it was added: see `tickwheel.changes`."""
+
+    # Counts the requests that changed it.
+    count: int = 0
+    # The last of them: a repeat changes nothing more, and is answered as the first was.
+    requests: tuple[Request, ...] = ()
+    # While it is RUNNING: the job that it becomes when the run has ended.
+    next: Job | None = None
+    # While it is RUNNING: how it moves if the run never starts.
+    move: Move | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be done, by the settlement of the run or its takeover."""
+        return self.next is not None or self.move is not None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -155,6 +221,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     # What the task returned, as JSON text.
     result: str | None = None
     history: tuple[Run, ...] = ()
+    # None unless others have asked for something. The last field, because it may contain a job.
+    changes: Changes | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether its holder is to be told of a change."""
+        return self.changes is not None and self.changes.pending
 
 
 class Claim(Protocol):
@@ -171,6 +244,8 @@ class Claim(Protocol):
     def cancel_requested(self) -> bool: ...
     @property
     def settled(self) -> int | None: ...
+    @property
+    def changes(self) -> Changes | None: ...
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -333,6 +408,7 @@ def added(job: Job) -> Job:
         settled=None,
         ended_ms=None,
         result=None,
+        changes=settled_changes(job.changes),
     )
 
 
@@ -362,10 +438,15 @@ def claimable_ms(job: Job, *, ahead_ms: int) -> int | None:
 
 
 def claimed(job: Job, *, worker: str, fence: int, now_ms: int, lease_ms: int) -> Job:
-    """The job as claimed by `worker`. A takeover from a lost worker is counted and recorded; if the
-    job was asked to stop, it is CANCELLED instead and must not be handed out."""
+    """The job as claimed by `worker`. A takeover from a lost worker is counted and recorded. If the
+    job was asked to stop, it is CANCELLED instead; if it was replaced, or moved before it started,
+    it is WAITING: neither must be handed out."""
     history, takeovers = job.history, job.takeovers
     if job.state is State.RUNNING:
+        if job.told:
+            job = taken_back(job)
+            if job.state is State.WAITING:
+                return job
         if job.cancel_requested:
             return cancelled(job, now_ms=now_ms)
         takeovers += 1
@@ -399,12 +480,15 @@ def holds(job: Job, claim: Claim | None, *, now_ms: int) -> bool:
     return claim is not None and claim.fence == job.fence and held(claim, now_ms=now_ms)
 
 
-def as_held(job: Job, *, cancel_requested: bool) -> Job:
+def as_held(job: Job, *, cancel_requested: bool, changes: Changes | None = None) -> Job:
     """The job as the store has it, made from its holder's copy: only the holder changes a job that
-    it holds, except that others can ask it to stop."""
-    if job.cancel_requested is cancel_requested:
+    it holds, except that others can ask it to stop, or for `changes`. Without these, nothing is
+    pending."""
+    if changes is None:
+        changes = settled_changes(job.changes)
+    if job.cancel_requested is cancel_requested and job.changes is changes:
         return job
-    return msgspec.structs.replace(job, cancel_requested=cancel_requested)
+    return msgspec.structs.replace(job, cancel_requested=cancel_requested, changes=changes)
 
 
 def extended(job: Job, by: Job, *, now_ms: int, lease_ms: int) -> Job:
@@ -421,8 +505,12 @@ def extended(job: Job, by: Job, *, now_ms: int, lease_ms: int) -> Job:
 def settled(job: Job, settlement: Settlement) -> Job:
     """The job after its holder settled it.
 
-    A job that was asked to stop becomes CANCELLED instead of waiting to run again.
+    A job that was asked to stop becomes CANCELLED instead of waiting to run again. One that was
+    replaced becomes its `next`, however the run ended, and one that was moved moves, if it would
+    wait again and has not started.
     """
+    if job.told:
+        return _settled_and_changed(job, settlement)
     state = settlement.state
     if job.cancel_requested and state is State.WAITING:
         state = State.CANCELLED
@@ -443,6 +531,20 @@ def settled(job: Job, settlement: Settlement) -> Job:
         result=settlement.result,
         history=remember(job.history, run_of(settlement)),
     )
+
+
+def _settled_and_changed(job: Job, settlement: Settlement) -> Job:
+    changes = job.changes
+    assert changes is not None
+    moves = changes.move is not None and settlement.started_ms is None
+    after = settled(msgspec.structs.replace(job, changes=None), settlement)
+    if changes.next is not None:
+        return renewed(after, changes.next, decided(changes, MoveOutcome.MOVED))
+    if not moves or after.state is not State.WAITING:
+        late = decided(changes, MoveOutcome.TOO_LATE)
+        return msgspec.structs.replace(after, changes=late)
+    assert changes.move is not None
+    return moved(after, changes.move, decided(changes, MoveOutcome.MOVED))
 
 
 def settled_either_way(settlement: Settlement) -> tuple[Job, Job]:
@@ -471,7 +573,9 @@ def settle(
         if claim is not None and claim.settled == job.fence:
             answers.append(True)
         elif claim is not None and holds(job, claim, now_ms=now_ms):
-            current = as_held(job, cancel_requested=claim.cancel_requested)
+            current = as_held(
+                job, cancel_requested=claim.cancel_requested, changes=claim.changes
+            )
             changes[job.id] = settled(current, settlement)
             answers.append(True)
         else:
@@ -513,6 +617,7 @@ def cancelled(job: Job, *, now_ms: int) -> Job:
         cancel_requested=False,
         ended_ms=now_ms,
         history=history,
+        changes=settled_changes(job.changes),
     )
 
 
@@ -529,6 +634,92 @@ def rerun(job: Job, *, now_ms: int) -> Job:
         error=None,
         traceback=None,
         result=None,
+    )
+
+
+# --- Changes that others have asked for: see `tickwheel.changes`
+
+
+def renewed(job: Job, new: Job, changes: Changes) -> Job:
+    """A job that does not run any more, as `new`, which has its id: with all retries, but attempts
+    keep counting and the history goes on."""
+    return msgspec.structs.replace(
+        added(new),
+        attempt=job.attempt,
+        fence=job.fence,
+        failures=0,
+        takeovers=0,
+        worker=job.worker,
+        progress=None,
+        settled=job.settled,
+        error=None,
+        traceback=None,
+        history=job.history,
+        changes=changes,
+    )
+
+
+def moved(job: Job, move: Move, changes: Changes | None) -> Job:
+    """A waiting job with the due time, priority and queue that the move asks for. An expiry that
+    would then be over when it is due moves with it."""
+    due_ms = job.due_ms if move.due_ms is None else move.due_ms
+    expires_ms = job.expires_ms
+    if expires_ms is not None and expires_ms <= due_ms:
+        expires_ms = due_ms + max(expires_ms - job.due_ms, 1)
+    return msgspec.structs.replace(
+        job,
+        payload=job.payload if move.sealed is None else move.sealed.after,
+        queue=job.queue if move.queue is None else move.queue,
+        priority=job.priority if move.priority is None else move.priority,
+        due_ms=due_ms,
+        expires_ms=expires_ms if move.sealed is None else move.sealed.expires_ms,
+        parked=False,
+        changes=changes,
+    )
+
+
+def taken_back(job: Job) -> Job:
+    """A RUNNING job whose lease has run out, with what is pending decided: WAITING if it was
+    replaced or moved; still RUNNING if it had started, or was asked to stop, before it could
+    move."""
+    changes = job.changes
+    assert changes is not None and job.state is State.RUNNING
+    if changes.next is not None:
+        return renewed(lost(job), changes.next, decided(changes, MoveOutcome.MOVED))
+    if job.started_ms is None and not job.cancel_requested and changes.move is not None:
+        return moved(lost(job), changes.move, decided(changes, MoveOutcome.MOVED))
+    return msgspec.structs.replace(job, changes=decided(changes, MoveOutcome.TOO_LATE))
+
+
+def lost(job: Job) -> Job:
+    """A RUNNING job whose lease has run out, as it waits for any worker: counted and recorded."""
+    return msgspec.structs.replace(
+        job,
+        state=State.WAITING,
+        takeovers=job.takeovers + 1,
+        lease_until_ms=None,
+        started_ms=None,
+        progress=None,
+        cancel_requested=False,
+        history=remember(job.history, lost_run(job)),
+    )
+
+
+def settled_changes(changes: Changes | None) -> Changes | None:
+    """The changes without those that are pending, which come too late."""
+    if changes is None or not changes.pending:
+        return changes
+    return decided(changes, MoveOutcome.TOO_LATE)
+
+
+def decided(changes: Changes, answer: MoveOutcome) -> Changes:
+    """The changes once nothing is pending any more; moves that were requested have this answer."""
+    return Changes(
+        count=changes.count,
+        requests=tuple(
+            Request(each.number, answer) if each.answer == MoveOutcome.REQUESTED else each
+            for each in changes.requests
+        ),
     )
 
 

@@ -470,7 +470,7 @@ async def test_a_cancel_by_another_handle_is_heard_at_once(schema: str) -> None:
         await store.add([job("a", now_ms)])
         await claim(store)
         asked = asyncio.create_task(
-            store.cancel_requests("w", now_ms=now_ms, until_ms=now_ms + MINUTE)
+            store.asked("w", now_ms=now_ms, until_ms=now_ms + MINUTE)
         )
         await asyncio.sleep(1)
         await other.cancel(["a"], now_ms=now_ms)

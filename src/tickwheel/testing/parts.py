@@ -24,6 +24,7 @@ from tickwheel.errors import UsageError
 from tickwheel.ids import new_fence
 from tickwheel.job import Job, Progress, State
 from tickwheel.registry import Registry
+from tickwheel.store import Ask
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.sync import Bridge
 from tickwheel.testing.loop import VirtualLoop
@@ -117,7 +118,10 @@ class BoxStore(MemoryStore):
         with self._lock:
             known = self._jobs.get(job.id)
             if known is not None and known.state is State.RUNNING and known.fence == job.fence:
-                self._put(life.as_held(told, cancel_requested=known.cancel_requested))
+                held = life.as_held(
+                    told, cancel_requested=known.cancel_requested, changes=known.changes
+                )
+                self._put(held)
         return told
 
     def claim_this(self, id: str, now_ms: int) -> Job | None:
@@ -134,7 +138,7 @@ class BoxStore(MemoryStore):
 
     def ids_to_stop(self) -> list[str]:
         with self._lock:
-            return self._ids_to_stop(WORKER)
+            return [id for id, ask in self._asked(WORKER).items() if ask is Ask.STOP]
 
 
 class BoxClient(Client):
