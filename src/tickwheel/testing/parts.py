@@ -137,8 +137,11 @@ class BoxStore(MemoryStore):
         return taken
 
     def ids_to_stop(self) -> list[str]:
+        return [id for id, ask in self.asks().items() if ask is Ask.STOP]
+
+    def asks(self) -> dict[str, Ask]:
         with self._lock:
-            return [id for id, ask in self._asked(WORKER).items() if ask is Ask.STOP]
+            return self._asked(WORKER)
 
 
 class BoxClient(Client):

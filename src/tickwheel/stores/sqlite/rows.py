@@ -21,7 +21,7 @@ def _object(columns: dict[str, str]) -> str:
 
 # The state of a Job: a parked job has one of its own in the file.
 STATE = "iif(state = 'parked', 'waiting', state)"
-_JSON = ("meta", "progress", "history")
+_JSON = ("meta", "progress", "history", "changes")
 _FIELDS = {
     field: f"json({field})" if field in _JSON else field
     for field in Job.__struct_encode_fields__
@@ -36,7 +36,7 @@ SIZE = (
     "octet_length(payload) + octet_length(history)"
     " + iif(error is null, 0, octet_length(error) + ifnull(octet_length(traceback), 0))"
     " + ifnull(octet_length(result), 0) + ifnull(octet_length(meta), 0)"
-    " + ifnull(octet_length(progress), 0)"
+    " + ifnull(octet_length(progress), 0) + ifnull(octet_length(changes), 0)"
 )
 # Whether a job still fits in the batch; `total` is the size of all jobs up to and with this one.
 FITS = "(total <= :bytes or total = size)"
@@ -165,18 +165,43 @@ def finish_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None
         write_jobs(db, [(n, job) for n, job in changes if n not in plain])
 
 
+# All that a change by others may touch: what a caller chose, and what the job's steps change.
+_REPLACED = (
+    "task", "payload", "queue", "priority", "created_ms", "retries", "timeout_ms", "expires_ms",
+    "meta", "changes", "told", "progress", *_CHANGED,
+)  # fmt: skip
+_REPLACE = f"""
+    update job set {", ".join(f"{name} = new.value ->> {i + 1}" for i, name in enumerate(_REPLACED))}
+    from json_each(?) as new where job.n = new.value ->> 0"""
+
+
+def replace_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None:
+    """Write jobs of which anything may have changed but their id."""
+    rows = [
+        (
+            n, job.task, job.payload, job.queue, job.priority, job.created_ms, job.retries,
+            job.timeout_ms, job.expires_ms, job.meta, job.changes, int(job.told), job.progress,
+            *_changed(job),
+        )
+        for n, job in changes
+    ]  # fmt: skip
+    if rows:
+        db.execute(_REPLACE, (encode(rows).decode(),))
+
+
+def _changed(job: Job) -> tuple[Any, ...]:
+    return (
+        "parked" if job.parked else job.state, job.due_ms, job.attempt, job.fence,
+        job.failures, job.takeovers, job.worker, job.lease_until_ms, job.started_ms,
+        int(job.cancel_requested), job.settled, job.ended_ms, job.error, job.traceback,
+        job.result, job.history,
+    )  # fmt: skip
+
+
 def write_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None:
     """Write what a step made of these jobs."""
     if not changes:
         return
     told = any(job.progress is not None for _, job in changes)
-    rows = [
-        (
-            n, "parked" if job.parked else job.state, job.due_ms, job.attempt, job.fence,
-            job.failures, job.takeovers, job.worker, job.lease_until_ms, job.started_ms,
-            int(job.cancel_requested), job.settled, job.ended_ms, job.error, job.traceback,
-            job.result, job.history, *([job.progress] if told else []),
-        )
-        for n, job in changes
-    ]  # fmt: skip
+    rows = [(n, *_changed(job), *([job.progress] if told else [])) for n, job in changes]
     db.execute(_UPDATE_TOLD if told else _UPDATE, (encode(rows).decode(),))

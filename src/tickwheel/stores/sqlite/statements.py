@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 import apsw
 import msgspec
 
+from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import BATCH_BYTES
-from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.changes import Put
+from tickwheel.job import CancelOutcome, Changes, Job, Move, Settlement, State
 from tickwheel.limit import Rate, admit
 from tickwheel.schedule import Schedule
 from tickwheel.store import WorkerInfo
@@ -31,6 +33,7 @@ from tickwheel.stores.sqlite.rows import (
     finish_jobs,
     fitting,
     read_jobs,
+    replace_jobs,
     select_jobs,
     write_jobs,
 )
@@ -46,8 +49,8 @@ _INSERT = f"""
 _INSERT_WHOLE = f"""
     insert or ignore into job (
         {_NEW}, expires_ms, meta, attempt, failures, takeovers, worker, progress, error, traceback,
-        history)
-    select {", ".join(f"value ->> {i}" for i in range(19))} from json_each(?)
+        history, changes)
+    select {", ".join(f"value ->> {i}" for i in range(20))} from json_each(?)
 """
 
 
@@ -68,14 +71,14 @@ def _inserting(jobs: Sequence[Job]) -> tuple[str, str]:
         for job in jobs
     ]  # fmt: skip
     for job in jobs:
-        if job.attempt or job.meta is not None or job.expires_ms is not None:
+        if job.attempt or job.meta is not None or job.expires_ms is not None or job.changes:
             break
     else:
         return _INSERT, encode(rows).decode()
     whole = [
         (
             *row, job.expires_ms, job.meta, job.attempt, job.failures, job.takeovers, job.worker,
-            job.progress, job.error, job.traceback, job.history,
+            job.progress, job.error, job.traceback, job.history, job.changes,
         )
         for row, job in zip(rows, jobs, strict=True)
     ]  # fmt: skip
@@ -98,6 +101,27 @@ def _added_since(db: apsw.Connection, last: int, ids: Sequence[str]) -> list[str
         (last, encode(ids).decode()),
     ).get
     return msgspec.json.decode(text, type=list[str])
+
+
+def change(db: apsw.Connection, asks: Sequence[Put | Move], now_ms: int) -> list[Any]:
+    """Put or move: like `cancel`, it answers for the first ones, as many as a batch holds."""
+    ids = [each.job.id if isinstance(each, Put) else each.id for each in asks]
+    asks = asks[: len(fitting(db, ids))]
+    asked = changes.by_id(asks)
+    found = read_jobs(db, list(asked))
+    answers: dict[str, list[Any]] = {}
+    new, changed = [], []
+    for id, each in asked.items():
+        n, before = found.get(id, (0, None))
+        answers[id], after = each.of(before, now_ms=now_ms)
+        if after is not None and before is None:
+            new.append(after)
+        elif after is not None and after is not before:
+            changed.append((n, after))
+    if new:
+        add(db, new)
+    replace_jobs(db, changed)
+    return changes.in_order(asks, answers)
 
 
 # --- Claiming
@@ -162,14 +186,13 @@ def claim(
         life.claimed(job, worker=worker, fence=fence, now_ms=now_ms, lease_ms=lease_ms)
         for _, job in found
     ]
-    write_jobs(
-        db,
-        [
-            (n, after)
-            for (n, job), after in zip(found, claimed, strict=True)
-            if job.state is State.RUNNING
-        ],
-    )
+    lost = [
+        (n, after)
+        for (n, job), after in zip(found, claimed, strict=True)
+        if job.state is State.RUNNING
+    ]
+    write_jobs(db, [each for each in lost if each[1].changes is None])
+    replace_jobs(db, [each for each in lost if each[1].changes is not None])
     return [job for job in claimed if job.state is State.RUNNING]
 
 
@@ -186,6 +209,7 @@ class _ClaimRow(msgspec.Struct, array_like=True):
     lease_until_ms: int | None
     cancel_requested: bool
     settled: int | None
+    changes: Changes | None = None
 
 
 _claims = msgspec.json.Decoder(list[_ClaimRow], strict=False)
@@ -194,7 +218,7 @@ _claims = msgspec.json.Decoder(list[_ClaimRow], strict=False)
 def _claims_on(db: apsw.Connection, ids: Sequence[str]) -> dict[str, _ClaimRow]:
     text = db.execute(
         f"""select json_group_array(
-               json_array(id, n, {STATE}, fence, lease_until_ms, asked, settled))
+               json_array(id, n, {STATE}, fence, lease_until_ms, asked, settled, json(changes)))
            from job where id in (select value from json_each(?))""",
         (encode(ids).decode(),),
     ).get
@@ -211,7 +235,7 @@ def extend(
         if claim is None or not life.holds(job, claim, now_ms=now_ms):
             return None
         return life.extended(
-            life.as_held(job, cancel_requested=claim.cancel_requested),
+            life.as_held(job, cancel_requested=claim.cancel_requested, changes=claim.changes),
             job,
             now_ms=now_ms,
             lease_ms=lease_ms,
@@ -235,8 +259,12 @@ def extend(
 
 def settle(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) -> list[bool]:
     claims = _claims_on(db, [settlement.job.id for settlement in settlements])
-    answers, changes = life.settle(settlements, claims, now_ms=now_ms)
-    finish_jobs(db, [(claims[id].n, job) for id, job in changes.items()])
+    answers, settled = life.settle(settlements, claims, now_ms=now_ms)
+    rows = [(claims[id].n, job) for id, job in settled.items()]
+    if told := [each for each in rows if each[1].changes is not None]:
+        replace_jobs(db, told)
+        rows = [each for each in rows if each[1].changes is None]
+    finish_jobs(db, rows)
     return answers
 
 
@@ -247,12 +275,13 @@ def cancel(db: apsw.Connection, ids: Sequence[str], now_ms: int) -> list[CancelO
     """Like `rerun`, `delete` and `get`, answers for the first ids, as many as a batch holds."""
     ids = fitting(db, ids)
     outcomes: dict[str, CancelOutcome] = {}
-    changes = []
+    changed = []
     for id, (n, job) in read_jobs(db, ids).items():
         outcomes[id], after = life.cancel(job, now_ms=now_ms)
         if after is not job:
-            changes.append((n, after))
-    write_jobs(db, changes)
+            changed.append((n, after))
+    write_jobs(db, [each for each in changed if each[1].changes is None])
+    replace_jobs(db, [each for each in changed if each[1].changes is not None])
     return [outcomes.get(id, CancelOutcome.UNKNOWN) for id in ids]
 
 
