@@ -11,21 +11,25 @@ of their ids, so that two batches never deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import random
+from collections.abc import Callable, Sequence
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import portions
 from tickwheel.errors import StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import CancelOutcome, Job, Progress, Run, Settlement, State
+from tickwheel.changes import Put
+from tickwheel.job import CancelOutcome, Job, Move, Progress, Run, Settlement, State
 from tickwheel.limit import MS_NS, Rate, admit
 from tickwheel.schedule import Schedule
-from tickwheel.store import WorkerInfo
+from tickwheel.store import WorkerInfo, settlement_bytes
 from tickwheel.stores.postgres import rows
 from tickwheel.stores.postgres.pool import Connection
 from tickwheel.stores.postgres.rows import (
@@ -39,6 +43,8 @@ from tickwheel.stores.postgres.rows import (
     write_jobs,
 )
 
+T = TypeVar("T")
+
 # How many rows of counts are folded into few at once.
 FOLD = 20_000
 
@@ -50,7 +56,7 @@ _ADDED = (
     "attempt", "failures", "takeovers", "worker", "error", "history",
 )  # fmt: skip
 # The same, of jobs that have one of these: columns that came later.
-_WHOLE = (*_ADDED, "expires_ms", "meta", "progress", "traceback")
+_WHOLE = (*_ADDED, "expires_ms", "meta", "progress", "traceback", "changes")
 
 
 @cache
@@ -69,7 +75,10 @@ def adding(jobs: Sequence[Job], schema: str = "tickwheel") -> tuple[str, dict[st
     """
     # Plain jobs can be added before the schema is upgraded: a web server of a new release may start
     # before the first worker. Only jobs from another store have progress or a traceback.
-    whole = any(job.attempt or job.meta is not None or job.expires_ms is not None for job in jobs)
+    whole = any(
+        job.attempt or job.meta is not None or job.expires_ms is not None or job.changes
+        for job in jobs
+    )
     return _adding(schema, _WHOLE if whole else _ADDED), {"jobs": encoded(jobs)}
 
 
@@ -102,7 +111,7 @@ def _extending(schema: str, told: bool) -> str:
         from json_to_recordset(%(held)s)
             as held(id text, fence bigint, started_ms bigint{", progress json" if told else ""})
         where job.id = held.id and job.fence = held.fence and lease_until_ms > %(now)s
-        returning job.id, job.fence, job.asked"""
+        returning job.id, job.fence, job.asked, job.changes"""
 
 
 class _Held(msgspec.Struct, omit_defaults=True):
@@ -129,15 +138,15 @@ async def extend(
             "enough": now_ms + lease_ms // 3,
         },
     )
-    ours = {(id, fence): requested for id, fence, requested in await cursor.fetchall()}
+    ours = {(id, fence): asked for id, fence, *asked in await cursor.fetchall()}
     return [
         life.extended(
-            life.as_held(job, cancel_requested=requested),
+            life.as_held(job, cancel_requested=asked[0], changes=rows.changes_of(asked[1])),
             job,
             now_ms=now_ms,
             lease_ms=lease_ms,
         )
-        if (requested := ours.get((job.id, job.fence))) is not None
+        if (asked := ours.get((job.id, job.fence))) is not None
         else None
         for job in jobs
     ]
@@ -161,12 +170,17 @@ class _Settled(msgspec.Struct, omit_defaults=True):
     traceback: str | None = None
     progress: Progress | None = None
 
+    @staticmethod
+    def storable(settlement: Settlement) -> Settlement:
+        error, traceback = _storable(settlement.error), _storable(settlement.traceback)
+        if error is settlement.error and traceback is settlement.traceback:
+            return settlement
+        return msgspec.structs.replace(settlement, error=error, traceback=traceback)
+
     @classmethod
     def of(cls, settlement: Settlement) -> _Settled:
         job = settlement.job
-        error, traceback = _storable(settlement.error), _storable(settlement.traceback)
-        if error is not settlement.error or traceback is not settlement.traceback:
-            settlement = msgspec.structs.replace(settlement, error=error, traceback=traceback)
+        settlement = cls.storable(settlement)
         after, stopped = life.settled_either_way(settlement)
         return cls(
             id=job.id,
@@ -213,7 +227,7 @@ def _settling(schema: str, told: bool) -> str:
             id text, fence bigint, state text, ended_ms bigint, stopped_state text,
             stopped_ended_ms bigint, due_ms bigint, failures integer, error text, result text,
             history json, parked boolean, traceback text{", progress json" if told else ""})
-        where job.id = new.id and job.fence = new.fence and lease_until_ms > %(now)s
+        where job.id = new.id and job.fence = new.fence and lease_until_ms > %(now)s and not told
         returning job.id, new.fence"""
 
 
@@ -221,17 +235,89 @@ async def settle(
     db: Connection, schema: str, settlements: Sequence[Settlement], now_ms: int
 ) -> list[bool]:
     first = life.first_by_attempt(settlements)
-    rows = [_Settled.of(first[key]) for key in sorted(first)]
-    statement = _settling(schema, any(row.progress is not None for row in rows))
-    cursor = await db.execute(statement, {"settled": encode(rows).decode(), "now": now_ms})
+    mine = [_Settled.of(first[key]) for key in sorted(first)]
+    statement = _settling(schema, any(row.progress is not None for row in mine))
+    cursor = await db.execute(statement, {"settled": encode(mine).decode(), "now": now_ms})
     taken = set(await cursor.fetchall())
     if missing := [id for id, fence in first if (id, fence) not in taken]:
-        # This may repeat a settlement whose reply was lost.
+        # This may repeat a settlement whose reply was lost, or the job is to change.
         cursor = await db.execute(
-            f"select id, settled from {schema}.job where id = any(%s)", (missing,)
+            f"select id, settled, fence, told from {schema}.job where id = any(%s)", (missing,)
         )
-        taken.update(await cursor.fetchall())
+        found = await cursor.fetchall()
+        taken.update((id, settled) for id, settled, _, _ in found)
+        told = [(id, fence) for id, _, fence, told in found if told and (id, fence) in first]
+        for some in portions([first[each] for each in told], settlement_bytes):
+            taken |= await _settle_told(db, schema, some, now_ms)
     return [(each.job.id, each.job.fence) in taken for each in settlements]
+
+
+async def _settle_told(
+    db: Connection, schema: str, settlements: Sequence[Settlement], now_ms: int
+) -> set[tuple[str, int]]:
+    """Settle jobs that were replaced or moved while they ran: read, decided and written."""
+    storable = {each.job.id: _Settled.storable(each) for each in settlements}
+
+    def decide(job: Job | None, id: str) -> tuple[bool, Job | None]:
+        claims = {} if job is None else {id: job}
+        [taken], settled = life.settle([storable[id]], claims, now_ms=now_ms)
+        return taken, settled.get(id, job)
+
+    answers = await change(db, schema, list(storable), decide)
+    return {(id, storable[id].job.fence) for id, taken in answers.items() if taken}
+
+
+# --- Changes by others
+
+# How often a change is tried that others keep getting in the way of, and the pauses between.
+CHANGE_TRIES, CHANGE_PAUSE_S = 30, 0.002
+
+
+async def change(
+    db: Connection,
+    schema: str,
+    ids: Sequence[str],
+    decide: Callable[[Job | None, str], tuple[T, Job | None]],
+) -> dict[str, T]:
+    """Read jobs, let `decide` say what becomes of each and what to answer, and write that, unless
+    they have changed since: then it is asked again. An unknown job may become a new one."""
+    answers: dict[str, T] = {}
+    rest = sorted(set(ids))
+    for tries in range(CHANGE_TRIES):
+        cursor = await db.execute(
+            f"select id, {ROW_BYTES} from {schema}.job where id = any(%s)", (rest,)
+        )
+        sizes = dict.fromkeys(rest, 0) | dict(await cursor.fetchall())
+        rest = []
+        for some in portions(list(sizes.items()), itemgetter(1)):
+            seen = await rows.marked(db, schema, [id for id, _ in some])
+            changed, new = [], []
+            for id, _ in some:
+                mark, before = seen.get(id, ("", None))
+                answers[id], after = decide(before, id)
+                if after is not None and after is not before:
+                    new += [after] if before is None else []
+                    changed += [(mark, after)] if before is not None else []
+            written = await write_jobs(db, schema, changed)
+            if new:
+                added = await add(db, schema, new)
+                written |= {job.id for job, ok in zip(new, added, strict=True) if ok}
+            tried = [job.id for _, job in changed] + [job.id for job in new]
+            rest += [id for id in tried if id not in written]
+        if not rest:
+            return answers
+        await asyncio.sleep(random.uniform(0, CHANGE_PAUSE_S * min(tries + 1, 10)))
+    raise StoreUnavailable(f"{len(rest)} jobs kept changing while they were being changed")
+
+
+async def ask(db: Connection, schema: str, asks: Sequence[Put | Move], now_ms: int) -> list[Any]:
+    """Put or move."""
+    asked = changes.by_id(asks)
+
+    def decide(job: Job | None, id: str) -> tuple[list[Any], Job | None]:
+        return asked[id].of(job, now_ms=now_ms)
+
+    return changes.in_order(asks, await change(db, schema, list(asked), decide))
 
 
 # --- Operators' steps
@@ -249,7 +335,7 @@ def _cancelling(schema: str) -> str:
             ended_ms = case state when 'waiting' then %(now)s::bigint end,
             asked = state = 'running', priority = priority & 3
         where id = any(%(ids)s) and not (select lost.any from lost)
-          and (state = 'waiting' or lease_until_ms > %(now)s)
+          and (state = 'waiting' or lease_until_ms > %(now)s) and not told
         returning id, state"""
 
 
@@ -284,8 +370,8 @@ async def _cancel_each(
         for some in portions(live, itemgetter(1)):
             seen = await rows.marked(db, schema, [id for id, _ in some])
             told = {id: life.cancel(job, now_ms=now_ms) for id, (_, job) in seen.items()}
-            changes = [(seen[id][0], job) for id, (_, job) in told.items()]
-            written = await write_jobs(db, schema, changes)
+            changed = [(seen[id][0], job) for id, (_, job) in told.items()]
+            written = await write_jobs(db, schema, changed)
             answers |= {id: answer for id, (answer, _) in told.items() if id in written}
             rest += [id for id in told if id not in written]
         if not rest:

@@ -14,14 +14,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tickwheel.batch import BATCH, portions, weightless
+from tickwheel.changes import Put
 from tickwheel.clock import Clock
 from tickwheel.errors import BadConfig, StoreError, StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.job import Added, CancelOutcome, Job, Move, MoveOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    NO_ASKS,
     RECORDS_LIMIT,
+    Ask,
+    Asks,
     Durability,
     Finding,
     Page,
@@ -33,6 +37,7 @@ from tickwheel.store import (
     WorkerInfo,
     each_once,
     job_bytes,
+    put_bytes,
     record_bytes,
     settlement_bytes,
 )
@@ -183,6 +188,18 @@ class PostgresStore:
         sql, parameters = statements.adding(jobs, self._schema)
         return Statement("postgresql", sql, parameters["jobs"])
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
+        answers: list[Added] = await self._in_batches(
+            statements.ask, puts, now_ms, weigh=put_bytes
+        )
+        self._notify()
+        return answers
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        answers: list[MoveOutcome] = await self._in_batches(statements.ask, moves, now_ms)
+        self._notify()
+        return answers
+
     async def claim(
         self,
         queues: Sequence[str],
@@ -258,12 +275,14 @@ class PostgresStore:
         topics = parking.topics_of(known).union(f"q{name}" for name in names)
         await self._open_listener().until_due(topics, next_ms, now_ms=now_ms, until_ms=until_ms)
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        async def find() -> list[str]:
-            return await self._run(browse.cancel_requests, worker)
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
+        async def find() -> dict[str, Ask]:
+            return await self._run(browse.asked, worker)
 
         return await self._open_listener().until_found(
-            [f"a{worker}"], find, now_ms=now_ms, until_ms=until_ms
+            [f"a{worker}"], find, known=known, now_ms=now_ms, until_ms=until_ms
         )
 
     async def watch_ended(
