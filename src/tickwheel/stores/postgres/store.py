@@ -189,9 +189,7 @@ class PostgresStore:
         return Statement("postgresql", sql, parameters["jobs"])
 
     async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
-        answers: list[Added] = await self._in_batches(
-            statements.ask, puts, now_ms, weigh=put_bytes
-        )
+        answers: list[Added] = await self._in_batches(statements.ask, puts, now_ms, weigh=put_bytes)
         self._notify()
         return answers
 

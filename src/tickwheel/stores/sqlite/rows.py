@@ -170,8 +170,9 @@ _REPLACED = (
     "task", "payload", "queue", "priority", "created_ms", "retries", "timeout_ms", "expires_ms",
     "meta", "changes", "told", "progress", *_CHANGED,
 )  # fmt: skip
+_VALUES = ", ".join(f"{name} = new.value ->> {i}" for i, name in enumerate(_REPLACED, 1))
 _REPLACE = f"""
-    update job set {", ".join(f"{name} = new.value ->> {i + 1}" for i, name in enumerate(_REPLACED))}
+    update job set {_VALUES}
     from json_each(?) as new where job.n = new.value ->> 0"""
 
 
