@@ -26,7 +26,7 @@ from tickwheel.ids import new_fence
 from tickwheel.job import Added, Job, Move, MoveOutcome, Outcome, Settlement, State
 from tickwheel.store import QueueInfo, Store, open_store
 from tickwheel.stores.nats.servers.process import Server, start_server
-from tickwheel.stores.nats.steps import CANCELLING, RUNNING, WAITING
+from tickwheel.stores.nats.steps import ASKED, RUNNING, WAITING
 from tickwheel.stores.nats.store import NatsStore
 from tickwheel.trust import new_key, sealed, trust_of, unsealed
 
@@ -192,6 +192,9 @@ class Harness:
     ) -> list[Job]:
         """Claim what was changed a moment ago: a store may need a second until it is ready."""
         return await self.claim(worker=worker, queues=queues)
+
+    async def changed(self) -> None:
+        """Until what was put or moved, and is due, can be claimed."""
 
     async def claimed(self, *jobs: Job, worker: str = "ann") -> list[Job]:
         """Add these jobs, and have them all in the hand of one worker, in this order."""
@@ -376,6 +379,11 @@ class NatsHarness(Harness):
                 await asyncio.sleep(0.05)
         return jobs
 
+    async def changed(self) -> None:
+        async with asyncio.timeout(20):
+            while await self._overdue():
+                await asyncio.sleep(0.05)
+
     async def queues(self, store: Store | None = None) -> list[QueueInfo]:
         # A consumer learns of a message a moment after it is stored, and says not when it has.
         found: list[list[QueueInfo]] = []
@@ -397,8 +405,8 @@ class NatsHarness(Harness):
         assert isinstance(store, NatsStore)
         for shard in store._shards:
             of_kind = shard.layout.of_kind
-            leases = [of_kind(kind, None) for kind in (*RUNNING, *CANCELLING)]
-            for standing in await shard.jobs.gathered(of_kind(WAITING, None), *leases):
+            subjects = [of_kind(kind, None) for kind in (*WAITING, *RUNNING, *ASKED)]
+            for standing in await shard.jobs.gathered(*subjects):
                 job = standing.job
                 if (job.lease_until_ms or job.due_ms - store.ahead_ms) < now:
                     return True

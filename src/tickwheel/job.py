@@ -573,9 +573,7 @@ def settle(
         if claim is not None and claim.settled == job.fence:
             answers.append(True)
         elif claim is not None and holds(job, claim, now_ms=now_ms):
-            current = as_held(
-                job, cancel_requested=claim.cancel_requested, changes=claim.changes
-            )
+            current = as_held(job, cancel_requested=claim.cancel_requested, changes=claim.changes)
             changes[job.id] = settled(current, settlement)
             answers.append(True)
         else:

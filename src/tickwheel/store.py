@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
+from tickwheel.changes import Put
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.errors import BadArguments, BadConfig, UsageError, shown
-from tickwheel.changes import Put
 from tickwheel.job import Added, CancelOutcome, Job, Move, MoveOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.masking import QUOTE_LOGIN, masked
@@ -351,7 +351,8 @@ class Store(Protocol):
         `progress`.
 
         Returns the job as it is now, with its new fence, whether it was asked to stop, and what
-        change is pending; None if it is no longer ours: taken over, ended, or its lease had run out.
+        change is pending; None if it is no longer ours: taken over, ended, or its lease had run
+        out.
         """
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:

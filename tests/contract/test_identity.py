@@ -397,9 +397,7 @@ async def test_the_holder_is_told_that_its_job_was_replaced(h: Harness) -> None:
 
 async def test_the_holder_is_told_at_once(h: Harness) -> None:
     await h.claimed(h.job())
-    waiting = asyncio.create_task(
-        h.store.asked("ann", now_ms=h.now, until_ms=h.now + 60_000)
-    )
+    waiting = asyncio.create_task(h.store.asked("ann", now_ms=h.now, until_ms=h.now + 60_000))
     await asyncio.sleep(0.05)
     await h.put(h.job(payload="new"))
     async with asyncio.timeout(20):

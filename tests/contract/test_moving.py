@@ -25,7 +25,11 @@ async def test_a_waiting_job_moves(h: Harness) -> None:
     job = await h.get()
     assert (job.queue, job.priority) == ("other", 3)
     assert h.near(job.due_ms, h.now + 2 * HOUR)
-    assert (job.payload, job.meta, job.created_ms) == (before.payload, before.meta, before.created_ms)
+    assert (job.payload, job.meta, job.created_ms) == (
+        before.payload,
+        before.meta,
+        before.created_ms,
+    )
     assert await h.all_counts() == {"other": {"waiting": 1}}
 
 

@@ -469,9 +469,7 @@ async def test_a_cancel_by_another_handle_is_heard_at_once(schema: str) -> None:
         now_ms = await now_of(store)
         await store.add([job("a", now_ms)])
         await claim(store)
-        asked = asyncio.create_task(
-            store.asked("w", now_ms=now_ms, until_ms=now_ms + MINUTE)
-        )
+        asked = asyncio.create_task(store.asked("w", now_ms=now_ms, until_ms=now_ms + MINUTE))
         await asyncio.sleep(1)
         await other.cancel(["a"], now_ms=now_ms)
         async with asyncio.timeout(SOON_S):

@@ -437,9 +437,7 @@ async def test_notifications_alone_tell_of_a_cancel(server: RedisServer) -> None
     async with opened(server.url) as store, opened(server.url) as other:
         await store.add([job()])
         await claim(store)
-        asking = asyncio.create_task(
-            store.asked("ann", now_ms=NOW, until_ms=NOW + 600_000)
-        )
+        asking = asyncio.create_task(store.asked("ann", now_ms=NOW, until_ms=NOW + 600_000))
         await asyncio.sleep(0.2)
         await other.cancel(["job"], now_ms=NOW)
         async with asyncio.timeout(SOON_S):
@@ -490,9 +488,7 @@ async def test_a_cancel_is_told_although_the_connection_was_killed(server: Redis
     async with opened(server.url) as store, opened(server.url) as other:
         await store.add([job()])
         await claim(store)
-        asking = asyncio.create_task(
-            store.asked("ann", now_ms=NOW, until_ms=NOW + 60_000)
-        )
+        asking = asyncio.create_task(store.asked("ann", now_ms=NOW, until_ms=NOW + 60_000))
         await asyncio.sleep(0.1)
         assert server.command("CLIENT", "KILL", "TYPE", "pubsub").startswith(b":1")
         await other.cancel(["job"], now_ms=NOW)

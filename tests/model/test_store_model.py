@@ -427,6 +427,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert to is not None
             expected = self.model.move(ask.id, ask.request, to, now)
             assert self.run(self.h.store.move([ask], now_ms=now)) == [expected]
+        self.run(self.h.changed())
 
     @precondition(lambda self: self.model.jobs)
     @rule(ids=id_lists)

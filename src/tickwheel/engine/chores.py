@@ -119,9 +119,7 @@ class Chores:
 
     def _heeded(self) -> dict[str, Ask]:
         """What was asked for and has been done, of jobs that are still held."""
-        self._told = {
-            id: each for id, each in self._told.items() if self._hand.get(id) is each[0]
-        }
+        self._told = {id: each for id, each in self._told.items() if self._hand.get(id) is each[0]}
         return {id: ask for id, (_, ask) in self._told.items()}
 
     # --- Release

@@ -29,6 +29,9 @@ P = TypeVar("P")
 # How groups of messages are stored: see `Stream.put`.
 Put = Callable[[Sequence[Sequence[Step]]], Awaitable[list[int | None]]]
 
+# Called with ready messages, and the time.
+Overtaken = Callable[..., Awaitable[None]]
+
 # How often a step is tried that others keep getting in the way of.
 TRIES = 40
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
@@ -58,6 +61,21 @@ class Jobs:
         # The jobs that the last claims wrote, by call; a reply that said so may have been lost.
         self._calls: dict[int, dict[str, Job]] = {}
         self._fitter = Fitter(stream)
+        # Who sees to jobs that were claimed as they were before somebody changed them.
+        self.on_overtaken: Overtaken = _nobody
+
+    async def apply(
+        self,
+        plans: dict[str, P],
+        write: Callable[[P], list[Step]],
+        replan: Callable[[P, Standing | None], P | None],
+    ) -> dict[str, tuple[P, int]]:
+        """Apply plans, as all steps here do."""
+        return await self._apply(plans, write, replan)
+
+    async def read(self, ids: Iterable[str]) -> dict[str, Standing]:
+        """Where jobs are stored. What is over and in their way is removed."""
+        return await self._read(ids)
 
     async def _apply(
         self,
@@ -182,6 +200,8 @@ class Jobs:
             for some in self._together(todo, claim.parked(todo)):
                 applied = await self._apply(some, claim.write, claim.replan, put)
                 seqs |= {id: seq for id, (_, seq) in applied.items()}
+            if claim.overtaken:
+                await self.on_overtaken(claim.overtaken, now_ms=now_ms)
             stream.ack([each for each in messages if each not in claim.left])
         except BaseException:
             claim.left = list(messages)
@@ -573,6 +593,10 @@ class Jobs:
             for subject in subjects
             for message in await self._stream.all_of(subject)
         ]
+
+
+async def _nobody(_: Sequence[ReadyMessage], *, now_ms: int) -> None:
+    pass
 
 
 def _same_claim(job: Job, tried: Job) -> bool:

@@ -10,6 +10,7 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Job, Priority
 from tickwheel.store import job_bytes
 from tickwheel.stores.nats.browse import Finder
+from tickwheel.stores.nats.changing import Changing
 from tickwheel.stores.nats.delivery import ALL, Delivery, message_bytes
 from tickwheel.stores.nats.jobs import PARALLEL, Jobs
 from tickwheel.stores.nats.late import Late
@@ -48,6 +49,8 @@ class Shard:
         )
         self.room = Room(self.stream, self.layout, notify_full)
         self.jobs = Jobs(self.stream, self.layout, self.room, now_ms)
+        self.changing = Changing(self.stream, self.layout, self.room, self.jobs, now_ms)
+        self.jobs.on_overtaken = self.changing.overtaken
         self.late = Late(self.stream, self.layout, self.room, self.jobs, now_ms)
         self.schedules = Schedules(self.stream, self.layout, self.room, self.jobs)
         self.records = Records(self.stream, self.layout, self.room)

@@ -15,19 +15,34 @@ import hashlib
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import BATCH_BYTES, portions
+from tickwheel.changes import Put
 from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock, SystemClock
 from tickwheel.concurrency import first_of
 from tickwheel.errors import StoreUnavailable
-from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
+from tickwheel.job import (
+    Added,
+    CancelOutcome,
+    Job,
+    Move,
+    MoveOutcome,
+    Outcome,
+    Settlement,
+    State,
+)
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    NO_ASKS,
     PARKED_LIMIT,
+    Ask,
+    Asks,
     Durability,
     Finding,
     Page,
@@ -225,6 +240,32 @@ class NatsStore:
             raise failure
         return life.which_added(jobs, added)
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
+        return await self._ask(puts, {each.job.id: job_bytes(each.job) for each in puts}, now_ms)
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        return await self._ask(moves, {}, now_ms)
+
+    async def _ask(
+        self, asks: Sequence[Put | Move], weights: Mapping[str, int], now_ms: int
+    ) -> list[Any]:
+        await self._keep_watch()
+        asked = changes.by_id(asks)
+        answers: dict[str, list[Any]] = {}
+        for shard, ids in self._split(asked).items():
+            if shard.stream.unsafe:
+                raise StoreUnavailable(shard.stream.unsafe)
+            for some in portions(ids, lambda id: weights.get(id, 0), most=OPERATED):
+                mine = [ask for id in some for ask in asked[id].asks]
+                found, told = await shard.changing.ask(mine, now_ms=now_ms)
+                answers |= found
+                self._tell_holders(told)
+        return changes.in_order(asks, answers)
+
+    def _tell_holders(self, jobs: Iterable[Job]) -> None:
+        for worker in {job.worker for job in jobs if job.worker}:
+            self._notify(f"{self._first.layout.notify_cancel}.{steps.subject_part(worker)}")
+
     async def claim(
         self,
         queues: Sequence[str],
@@ -289,24 +330,27 @@ class NatsStore:
         seconds = (until_ms - now_ms) / 1000
         await first_of(*(shard.delivery.wait(queues, seconds, tasks) for shard in shards))
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
         requested = self._cancel_event(worker)
         loop = asyncio.get_running_loop()
         end = loop.time() + (until_ms - now_ms) / 1000
         while True:
             requested.clear()
-            ids: list[str] = []
+            asks: dict[str, Ask] = {}
 
-            async def gather(shard: Shard, ids: list[str] = ids) -> None:
-                subjects = [shard.layout.of_kind(kind, None) for kind in steps.CANCELLING]
+            async def gather(shard: Shard, asks: dict[str, Ask] = asks) -> None:
+                subjects = [shard.layout.of_kind(kind, None) for kind in steps.ASKED]
                 for standing in await shard.jobs.gathered(*subjects):
-                    if standing.job.worker == worker:
-                        ids.append(standing.job.id)
+                    job = standing.job
+                    if job.worker == worker:
+                        asks[job.id] = Ask.STOP if job.cancel_requested else Ask.PUT_BACK
 
             await self._away.of_each(self._turn(), gather)
             left = end - loop.time()
-            if ids or left <= 0:
-                return ids
+            if asks.items() - known.items() or left <= 0:
+                return asks
             await first_of(requested.wait(), timeout_s=left)
 
     async def watch_ended(
@@ -373,8 +417,7 @@ class NatsStore:
             found, requested = await shard.jobs.cancel(mine, now_ms=now_ms)
             answers |= found
             self._ends.notify(found)
-            for worker in {job.worker for job in requested if job.worker}:
-                self._notify(f"{self._first.layout.notify_cancel}.{steps.subject_part(worker)}")
+            self._tell_holders(requested)
         return [answers.get(id, CancelOutcome.UNKNOWN) for id in ids]
 
     def _notify(self, subject: str, data: bytes = b"") -> None:

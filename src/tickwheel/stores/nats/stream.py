@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import logging
 import secrets
@@ -33,7 +34,7 @@ from tickwheel.stores.nats.answers import (
 )
 from tickwheel.stores.nats.answers import code as _code
 from tickwheel.stores.nats.answers import must as _must
-from tickwheel.stores.nats.consumers import COUNTED, SETTINGS, consumer_name
+from tickwheel.stores.nats.consumers import COUNTED, SETTINGS, consumer_name, is_outdated
 from tickwheel.stores.nats.publishing import as_batch, as_json_bytes, as_singles, size_of
 from tickwheel.stores.nats.settings import (
     NO_LIMITS,
@@ -75,6 +76,8 @@ LOOKS = 4
 LOOK_AGAIN_S = 0.005
 # How long a ready message may take from delivery to claim. Not the lease, which is a schedule.
 ACK_WAIT_S = 10
+# A ready message that is older is looked up before it is claimed: its job may have been changed.
+DOUBTED_S = steps.HOLD_MS / 2 / 1000
 # The server's last valid date.
 FAR_MS = 253_402_300_799_000
 # A queue is paused until then.
@@ -495,7 +498,7 @@ class Stream:
     def doubts(self, message: ReadyMessage) -> bool:
         """Whether a message may have been delivered to another handle, before or since."""
         age_s = asyncio.get_running_loop().time() - message.at_s
-        return message.again or message.connection != self.connection or age_s > ACK_WAIT_S / 2
+        return message.again or message.connection != self.connection or age_s > DOUBTED_S
 
     def ack(self, messages: Sequence[ReadyMessage]) -> None:
         """Acknowledge ready messages without waiting: the next claim of a leftover is refused."""
@@ -544,9 +547,17 @@ class Stream:
         the queues of `parked`, jobs may be parked."""
         found = await self.list_consumers()
         kinds: defaultdict[str, set[str]] = defaultdict(set)
-        for each in found:
+        for each in list(found):
             metadata = each["config"]["metadata"]
-            kinds[metadata["queue"]].add(metadata["kind"])
+            queue, kind = metadata["queue"], metadata["kind"]
+            if is_outdated(each, self._layout):
+                # One of an earlier release. It is never read from, so it loses nothing. If we may
+                # not, a worker does it.
+                with contextlib.suppress(Denied):
+                    await self.api(f"CONSUMER.DELETE.{self._name}.{each['name']}")
+                    found.remove(each)
+                    continue
+            kinds[queue].add(kind)
         lines = set(parked)
         for queue in {*kinds, *lines}:
             for kind, parts in COUNTED.items():

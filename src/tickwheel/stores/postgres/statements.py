@@ -23,9 +23,9 @@ import msgspec
 from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import portions
+from tickwheel.changes import Put
 from tickwheel.errors import StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.changes import Put
 from tickwheel.job import CancelOutcome, Job, Move, Progress, Run, Settlement, State
 from tickwheel.limit import MS_NS, Rate, admit
 from tickwheel.schedule import Schedule
