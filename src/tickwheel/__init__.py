@@ -49,7 +49,17 @@ from tickwheel.errors import (
     UnknownTask,
     UsageError,
 )
-from tickwheel.job import CancelOutcome, Job, Outcome, Priority, Progress, Run, State
+from tickwheel.job import (
+    Added,
+    CancelOutcome,
+    Job,
+    MoveOutcome,
+    Outcome,
+    Priority,
+    Progress,
+    Run,
+    State,
+)
 from tickwheel.retry import RetryPolicy
 from tickwheel.schedules import ScheduleInfo
 from tickwheel.store import QueueInfo, WorkerInfo
@@ -63,6 +73,7 @@ if TYPE_CHECKING:
 __all__ = [
     "INJECTED",
     "AccessDenied",
+    "Added",
     "Alert",
     "AlertKind",
     "App",
@@ -86,6 +97,7 @@ __all__ = [
     "JobUnknown",
     "JobsRefused",
     "LifespanError",
+    "MoveOutcome",
     "Outcome",
     "Partial",
     "Priority",

@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import PurePath
@@ -25,7 +26,16 @@ import msgspec
 
 from tickwheel.access import StoreAccess
 from tickwheel.arguments import MIB
-from tickwheel.checks import AnyPriority, check_list, checked_name, checked_options, module_name
+from tickwheel.changes import IfExists
+from tickwheel.checks import (
+    AnyIfExists,
+    AnyPriority,
+    check_list,
+    checked_identity,
+    checked_name,
+    checked_options,
+    module_name,
+)
 from tickwheel.client import Client
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.concurrency import single_error
@@ -204,6 +214,8 @@ class App(AppJobs, Monitored):
         timeout: Duration | None = "1h",
         pool: PoolName | None = None,
         expires: Duration | None = None,
+        id: Callable[..., str] | None = None,
+        if_exists: AnyIfExists = "keep",
     ) -> Decorator: ...
     @checked_options
     def task(
@@ -217,6 +229,8 @@ class App(AppJobs, Monitored):
         timeout: Duration | None = "1h",
         pool: PoolName | None = None,
         expires: Duration | None = None,
+        id: Callable[..., str] | None = None,
+        if_exists: AnyIfExists = "keep",
     ) -> Any:
         """Register a function as a task; it can still be called directly.
 
@@ -225,11 +239,16 @@ class App(AppJobs, Monitored):
         you say otherwise, fails: it is cancelled, or killed with its process; a thread can't be,
         and keeps running. `timeout=None` means no limit. A job that could not start within
         `expires` after it was due is cancelled instead.
+
+        `id` makes the id of each job from its arguments, as `lambda customer: f"sync-{customer}"`,
+        and `if_exists` says what happens to the job that has that id already: see `using`.
         """
+        identity = checked_identity(id, if_exists)
 
         def decorate(function: Callable[..., Any]) -> Task[..., Any, Any]:
             definition = self._define(
-                function, name, queue, priority, retries, timeout, expires, pool
+                *(function, name, queue, priority, retries, timeout, expires, pool),
+                identity=identity,
             )
             return Task(self._access, definition)
 
@@ -282,6 +301,7 @@ class App(AppJobs, Monitored):
         expires: Duration | None,
         pool: PoolName | None,
         batch: BatchOptions | None = None,
+        identity: tuple[Callable[..., str] | None, IfExists] = (None, IfExists.KEEP),
     ) -> Definition:
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries=retries)
         definition = define(
@@ -297,6 +317,8 @@ class App(AppJobs, Monitored):
             lifespans=self.lifespans,
             batch=batch,
         )
+        id_of, if_exists = identity
+        definition = replace(definition, id_of=id_of, if_exists=if_exists)
         self.tasks.register(definition)
         return definition
 

@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from tickwheel import job as life
+from tickwheel.changes import IfExists, Put
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, S_NS, Clock
 from tickwheel.concurrency import first_of
 from tickwheel.errors import UsageError
 from tickwheel.ids import new_fence
-from tickwheel.job import Job, Progress, State
+from tickwheel.job import Added, Job, Progress, State
 from tickwheel.registry import Registry
 from tickwheel.store import Ask
 from tickwheel.stores.memory import MemoryStore
@@ -36,6 +37,10 @@ Outside = Callable[[Callable[[], Any]], Awaitable[Any]]
 WORKER = "sandbox"
 # Nothing else claims in a box, so a lease never needs to run out: a hundred years.
 LEASE_MS = 100 * 366 * 86_400_000
+
+
+# Answers after which the job waits as it was given.
+_RUN_NEXT = (Added.ADDED, Added.REPLACED)
 
 
 class BoxClock:
@@ -86,6 +91,15 @@ class BoxStore(MemoryStore):
             if new
         ]
         return added
+
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
+        answers = await super().put(puts, now_ms=now_ms)
+        self.enqueued += [
+            JobInfo.of(each.job, self._tasks.find(each.job.task))
+            for each, answer in zip(puts, answers, strict=True)
+            if answer is not Added.KEPT
+        ]
+        return answers
 
     def all(self) -> list[Job]:
         """Every job, in the order in which they were added."""
@@ -157,6 +171,17 @@ class BoxClient(Client):
         new = await super().add(job)
         await self._added([job] if new else [])
         return new
+
+    async def put(self, job: Job, if_exists: IfExists, *, request: int | None = None) -> Added:
+        answer = await super().put(job, if_exists, request=request)
+        await self._added([job] if answer in _RUN_NEXT else [])
+        return answer
+
+    async def put_many(self, jobs: Sequence[Job], if_exists: IfExists) -> list[Added]:
+        answers = await super().put_many(jobs, if_exists)
+        new = [job for job, each in zip(jobs, answers, strict=True) if each in _RUN_NEXT]
+        await self._added(new)
+        return answers
 
     async def add_many(self, portions: Iterable[Sequence[Job]]) -> list[bool]:
         given = list(portions)
