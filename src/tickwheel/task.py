@@ -302,11 +302,13 @@ def checked_move(
     priority: AnyPriority | None,
     queue: str | None,
     now_ms: int,
+    *,
+    empty: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of a move, checked, as the client takes them."""
+    """The arguments of a move, checked, as the client takes them; it may be `empty`."""
     if delay is not None and at is not None:
         raise BadTime("use delay= or at=, not both")
-    if delay is None and at is None and priority is None and queue is None:
+    if delay is None and at is None and priority is None and queue is None and not empty:
         raise BadArguments("move where? Give delay=, at=, priority= or queue=")
     due = None if delay is None else now_ms + duration_ms(delay)
     if at is not None:
