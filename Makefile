@@ -8,10 +8,10 @@ DEV_GROUP := import tomllib; \
 CLUSTER := tests/faults/test_nats_cluster.py
 JUDGE   := tests/faults/judge
 
-.PHONY: help setup demo lint check test judge bench mutants clean
+.PHONY: help setup demo lint check test judge bench benchmarks pictures mutants clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv with everything that the other targets need
 
@@ -34,6 +34,7 @@ check: lint ## format, lint, types, imports, and fast tests: under a minute
 test: lint ## the same, and all tests, with real processes and servers killed and frozen
 	$(BIN)/python -m pytest -q -n 8 --maxschedchunk 2 tests/unit tests/engine tests/contract tests/model
 	$(BIN)/python -m pytest -q -n 4 tests/faces tests/simulation tests/releases
+	@if $(BIN)/python tests/chromium.py; then $(BIN)/python -m pytest -q -n 2 tests/browser; fi
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/faults --ignore $(CLUSTER) --ignore $(JUDGE)
 	$(BIN)/python -m pytest -q $(CLUSTER)
 	$(BIN)/python -m pytest -q -n 2 --maxschedchunk 1 $(JUDGE)
@@ -52,6 +53,13 @@ lint: setup
 
 bench: setup ## measure on this machine; tables here, JSON in bench/results
 	$(BIN)/python -m bench
+
+# Alone on the machine: the page says so if it was not.
+benchmarks: setup ## measure every store and other libraries; writes docs/benchmarks.md (25 minutes)
+	$(BIN)/tickwheel bench --save docs
+
+pictures: setup ## take the pictures of the dashboard in docs/images
+	PYTHONPATH=tests:tests/browser $(BIN)/python tests/browser/pictures.py
 
 mutants: setup ## plant faults for each invariant and check that a test fails
 	$(BIN)/python tests/mutants.py

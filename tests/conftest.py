@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
+from chromium import found_chromium, running_chromium
 from ending import run_ends
 from stores import KNOWN, STORES, TIMELESS, Harness, chosen
 
@@ -61,6 +62,18 @@ def h(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path) ->
     runner.run(harness.open())
     yield harness
     runner.run(harness.close())
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[str]:
+    """The address of a Chromium, one for each process that runs tests."""
+    program = found_chromium()
+    if program is None:
+        pytest.fail(
+            "Chromium is missing: apt-get install chromium, or name it in TICKWHEEL_TEST_CHROMIUM"
+        )
+    with running_chromium(program) as address:
+        yield address
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -40,7 +40,13 @@ AROUND_CLI, BOX_AROUND = "tests/faces/test_around_cli.py", "tests/faces/test_tes
 KILLERS, ENDS = "tests/engine/test_killers.py", "tests/engine/test_ends.py"
 COUNTS, ALERTS = "tests/engine/test_counts.py", "tests/engine/test_alerts.py"
 CLOCKS = "tests/engine/test_clocks.py"
+RECORDER, HISTORY = "tests/engine/test_recorder.py", "tests/unit/test_history.py"
+HTTP_OVERVIEW = "tests/faces/test_http_overview.py -k limited"
+HTTP_SESSION, HTTP_WATCH = "tests/faces/test_http_session.py", "tests/faces/test_http_watch.py"
+HTTP_ACCESS = "tests/faces/test_http_access.py"
+HTTP_WAITING = "tests/faces/test_http_waiting.py"
 HTTP_CALLBACKS = "tests/faces/test_http_callbacks.py"
+CALLBACK_ANSWERS = "tests/unit/test_callback_answers.py"
 CALLBACK_FAULTS = "tests/faults/test_callbacks.py"
 EXPIRY, PROGRESS = "tests/engine/test_expiry.py", "tests/engine/test_progress.py"
 CONTEXT = "tests/unit/test_context.py"
@@ -59,6 +65,7 @@ NATS_LARGE, NATS_FITTING = "tests/faults/test_nats_large.py", "stores/nats/fitti
 NATS_HEALING = "tests/faults/test_nats_healing.py"
 NATS_RECORDS, RECORDS = "stores/nats/records.py", "tests/contract/test_records.py"
 KEYS = "tests/unit/test_keys.py"
+FLAWS, SCORE = "tests/unit/test_flaws.py", "tests/unit/test_score.py"
 NATS_GHOSTS = "tests/faults/test_nats_ghosts.py"
 NATS_PARKING, NATS_PARKED = "tests/faults/test_nats_parking.py", "stores/nats/parked.py"
 LEASES = "tests/contract/test_leases.py"
@@ -95,6 +102,8 @@ FIELDS, REDIS_FIELDS = "tests/contract/test_fields.py", "tests/faults/test_redis
 
 PG_PARKING, PARKING = "tests/faults/test_postgres_parking.py", "tests/contract/test_parking.py"
 
+BENCH, BENCH_CLI = "tests/unit/test_bench.py", "tests/faces/test_bench_cli.py"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -117,6 +126,90 @@ class Fault:
 
 
 FAULTS = [
+    # --- What `tickwheel verify` finds
+    Fault(
+        "verify doesn't see early runs", "verify", "operate/flaws.py",
+        "max(run.due_ms - run.started_ms, 0)", "0", FLAWS,
+    ),
+    Fault(
+        "verify doesn't see late runs", "verify", "operate/flaws.py",
+        "late_ms > span.late_after_ms", "late_ms > 10 * span.late_after_ms", FLAWS,
+    ),
+    Fault(
+        "verify takes a takeover for a retry", "verify", "operate/flaws.py",
+        "CHOSEN = (Outcome.RETRY, ", "CHOSEN = (Outcome.LOST, Outcome.RETRY, ", FLAWS,
+    ),
+    Fault(
+        "verify takes a rerun for a double", "verify", "operate/flaws.py",
+        "if before.outcome in _ENDS and put_back:", "if False:", FLAWS,
+    ),
+    Fault(
+        "verify doesn't see what was never taken over", "verify", "operate/flaws.py",
+        "span.past(job.lease_until_ms or 0)", "False", FLAWS,
+    ),
+    Fault(
+        "verify doesn't see ticks without a job", "verify", "operate/ticks.py",
+        "        if tick_ms in seen:", "        if tick_ms in seen or True:", FLAWS,
+    ),
+    Fault(
+        "verify reads one page", "verify", "operate/verify.py",
+        "            if cursor is None:\n", "            if True:\n",
+        "tests/contract/test_verify.py",
+    ),
+    Fault(
+        "claims don't come together", "ahead", "stores/waiting.py",
+        "min(due_ms + slack_ms, until_ms)", "min(due_ms, until_ms)", "tests/unit/test_waiters.py",
+    ),
+    Fault(
+        "idle workers claim every few seconds", "ahead", "engine/chores.py",
+        "max(IDLE_MS, IDLE_SLACKS * slack_of(store.ahead_ms))", "IDLE_MS",
+        "tests/engine/test_worker.py -k asked_less",
+    ),
+    Fault(
+        "a wait with slack doesn't look again", "ahead", "stores/waiting.py",
+        "                    if not slack_ms:\n                        return\n",
+        "                    return\n", "tests/unit/test_waiters.py",
+    ),
+    Fault(
+        "a wait with slack is not told of what is due at once", "ahead", "stores/redis/store.py",
+        "ripe_ms = now_ms - slack_ms", "ripe_ms = now_ms", "tests/faults/test_ahead.py -k redis",
+    ),
+    Fault(
+        "a contest doesn't see doubles", "score", "score/contest.py",
+        "for pair in second_runs(mine)]", "for pair in second_runs(mine[:1])]", SCORE,
+    ),
+    Fault(
+        "a contest takes any double for a kill's", "score", "score/contest.py",
+        "before.instance in killed_ms for", "True for", SCORE,
+    ),
+    Fault(
+        "verify exits with 0 whatever it finds", "verify", "cli/verify.py",
+        "OK if found.well else FAILURE", "OK", "tests/faces/test_verify_cli.py",
+    ),
+    # --- What is measured
+    Fault(
+        "the worst peer is compared with", "honest figures", "bench/figures.py",
+        "(max if reading.measure.more else min)(peers)",
+        "(min if reading.measure.more else max)(peers)", BENCH,
+    ),
+    Fault(
+        "an early start counts as punctual", "honest figures", "bench/measure.py",
+        "[abs(each) for each in late]", "[max(each, 0.0) for each in late]", BENCH,
+    ),
+    Fault(
+        "the page leaves out where a peer is better", "honest figures", "bench/page.py",
+        "if each.factor < NOISE and", "if each.factor < 0 and", BENCH,
+    ),
+    Fault(
+        "a peer that fails ends the run", "one failure costs one figure", "bench/run.py",
+        "except SubjectFailed as failure:", "except ZeroDivisionError as failure:",
+        f"{BENCH_CLI} -k fails_is_noted",
+    ),
+    Fault(
+        "a worker that runs nothing is waited for forever", "limit", "bench/processes.py",
+        "if clock.monotonic_ns() > deadline:", "if False:",
+        f"{BENCH_CLI} -k does_nothing",
+    ),
     # --- Around a task: expiry, progress, meta
     Fault(
         "a job is started after it expired", "expiry", "engine/runs.py",
@@ -535,8 +628,41 @@ FAULTS = [
         LEASES,
     ),
     Fault(
+        "leases that are new are extended with the others", "cost", "engine/leases.py",
+        "- self._lease_ms // (2 * PARTS)", "", "tests/engine/test_keeper.py",
+    ),
+    Fault(
+        "sqlite: a lost lease may be finished", "I2", SQLITE_ROWS,
+        "fence = new.value ->> 0\n      and state = 'running' and lease_until_ms > :now",
+        "fence = new.value ->> 0\n      and state = 'running'", LEASES,
+    ),
+    Fault(
+        "sqlite: lost leases may be finished together", "I2", SQLITE_ROWS,
+        "fence = kind.fence\n      and state = 'running' and lease_until_ms > :now",
+        "fence = kind.fence\n      and state = 'running'", LEASES,
+    ),
+    Fault(
+        "sqlite: whoever held a job last may finish it", "I2", SQLITE_ROWS,
+        "where job.id = new.key and job.fence = new.value ->> 0\n", "where job.id = new.key\n",
+        LEASES,
+    ),
+    Fault(
+        "sqlite: whoever held jobs last may finish many", "I2", SQLITE_ROWS,
+        "where job.id = new.key and job.fence = kind.fence\n", "where job.id = new.key\n", LEASES,
+    ),
+    Fault(
+        "sqlite: many runs that end alike have one due time", "contract", SQLITE_ROWS,
+        "history = kind.before || due_ms || kind.after",
+        "history = kind.before || ended_ms || kind.after", LEASES,
+    ),
+    Fault(
+        "sqlite: a run that ended well is written over another outcome", "I1", STATEMENTS,
+        "        first.setdefault(each.job.id, each)\n", "        first[each.job.id] = each\n",
+        LEASES,
+    ),
+    Fault(
         "sqlite: add is not idempotent", "I1", STATEMENTS,
-        "insert or ignore into job ({_NEW})\n", "insert or replace into job ({_NEW})\n",
+        "insert or ignore into job ({columns})", "insert or replace into job ({columns})",
     ),
     Fault(
         "sqlite: jobs are handed out a second too early", "I4", SQLITE_BROWSE,
@@ -670,6 +796,47 @@ FAULTS = [
         "tests/faces/test_http_search.py -k hidden",
     ),
     Fault(
+        "another site writes with the cookie of a session", "sessions", "http/api.py",
+        "if operation.writes and session_token(request) is not None:", "if False:",
+        f"{HTTP_SESSION} -k elsewhere",
+    ),
+    Fault(
+        "a session does not end", "sessions", "operate/sessions.py",
+        "if found is None or int(found[1]) <= self._client.clock.now_ms():", "if found is None:",
+        f"{HTTP_SESSION} -k lifetime",
+    ),
+    Fault(
+        "a session outlives its key", "sessions", "operate/keys.py",
+        "if stored.expires_ms is not None and stored.expires_ms <= self._client.clock.now_ms():",
+        "if False:",
+        f"{HTTP_SESSION} -k with_its_key",
+    ),
+    Fault(
+        "a stream reads what its key may not see", "watching", "http/api.py",
+        "                _check_scope(caller, operation)\n", "",
+        f"{HTTP_WATCH} -k may_see",
+    ),
+    Fault(
+        "a stream outlives its key", "watching", "http/watch.py",
+        "                    raise _Ended from None\n", "                    pass\n",
+        f"{HTTP_WATCH} -k revoked",
+    ),
+    Fault(
+        "a server that stops waits for its streams", "watching", "http/server.py",
+        "            stopping.set()\n", "",
+        f"{HTTP_WATCH} -k stops",
+    ),
+    Fault(
+        "a closed stream is counted for good", "watching", "http/watch.py",
+        "            self._leave()\n", "            pass\n",
+        f"{HTTP_WATCH} -k goes_away",
+    ),
+    Fault(
+        "a number that became another kind of number is not told", "watching", "http/patches.py",
+        "type(old) is type(new) and repr(old) == repr(new)", "old == new",
+        "tests/unit/test_patches.py",
+    ),
+    Fault(
         "sqlite: a cursor of another queue is taken", "pages", "stores/pager.py",
         '            or (columns[0] == "queue" and self._query.queue not in (None, key[0]))\n', "",
         BROWSE,
@@ -724,7 +891,7 @@ FAULTS = [
     ),
     Fault(
         "leases are not extended", "I3", "engine/leases.py",
-        "                await self.extend(list(self._hand))\n", "                pass\n", ENGINE,
+        "                await self.extend(self._begun())\n", "                pass\n", ENGINE,
     ),
     Fault(
         "a lost lease does not stop the run", "I2", "engine/leases.py",
@@ -1373,7 +1540,7 @@ FAULTS = [
         KEYS,
     ),
     Fault(
-        "a key that was read once is good for ever", "keys", "operate/keys.py",
+        "a key that was read once is good for ever", "keys", "operate/remembered.py",
         "if seen is not None and now_ns - seen[0] < CACHE_S * S_NS:", "if seen is not None:",
         KEYS,
     ),
@@ -1387,6 +1554,89 @@ FAULTS = [
         "of two audit entries in a millisecond one is kept", "audit", "operate/audit.py",
         "-{rank:05}-{secrets.token_hex(6)}", "-{rank:05}-000000000000",
         "tests/unit/test_audit.py",
+    ),
+    # --- What workers tell, and the history that servers record of it
+    Fault(
+        "another server counts what was counted", "history", "operate/recorder.py",
+        "if current.last_s < point.at_s:", "if True:",
+        RECORDER,
+    ),
+    Fault(
+        "a server that comes back begins anew", "history", "operate/history.py",
+        "        seen=kept,\n", "        seen=[],\n",
+        RECORDER,
+    ),
+    Fault(
+        "a process that was overlooked counts as a new one", "history", "operate/history.py",
+        "if before is None and now.since_ms < before_ms - SLACK_MS:", "if False:",
+        HISTORY,
+    ),
+    Fault(
+        "a process that has begun again takes away", "history", "operate/history.py",
+        "if before is None or now.started < before.started or now.done < before.done:",
+        "if before is None:",
+        HISTORY,
+    ),
+    Fault(
+        "a new process is known before it was recorded", "history", "operate/history.py",
+        "            if each.since_ms < last.seen_ms - SLACK_MS\n", "",
+        RECORDER,
+    ),
+    Fault(
+        "workers of one process are counted each", "history", "operate/history.py",
+        "{each.counts.source: each.counts for", "{each.name: each.counts for",
+        HISTORY,
+    ),
+    Fault(
+        "rolling up twice adds twice", "history", "operate/history.py",
+        "if each.at_s != point.at_s]", "]",
+        HISTORY,
+    ),
+    Fault(
+        "the last stretch before a gap is not rolled up", "history", "operate/recorder.py",
+        "            if not current.points and last.points:\n", "            if False:\n",
+        RECORDER,
+    ),
+    Fault(
+        "a long gap is shown as one moment", "history", "operate/history.py",
+        "0 < over_ms <= GAP_MS and", "0 < over_ms and",
+        HISTORY,
+    ),
+    Fault(
+        "history is kept for ever", "history", "operate/history.py",
+        "return int(start) + tiers[tier].span_s < now_s - tiers[tier].keep_s", "return False",
+        RECORDER,
+    ),
+    Fault(
+        "a record of history does not fit", "history", "operate/history.py",
+        "        if size > SEEN_BYTES:\n            break\n", "",
+        HISTORY,
+    ),
+    Fault(
+        "a store that is away ends the recording", "history", "operate/recorder.py",
+        "except (StoreError, TimeoutError, OSError) as error:",
+        "except ZeroDivisionError as error:",
+        RECORDER,
+    ),
+    Fault(
+        "what a worker tells of tasks jumps", "history", "engine/counts.py",
+        "name = name if n < TASKS_TOLD else OTHER", "name = name if len(names) < 2 else OTHER",
+        COUNTS,
+    ),
+    Fault(
+        "a limited key sees the rates of all", "access", "http/overview.py",
+        "rates=rates(points, now_s) if sees_all else Rates(),", "rates=rates(points, now_s),",
+        HTTP_OVERVIEW,
+    ),
+    Fault(
+        "a limited key sees what workers have counted", "access", "http/operating.py",
+        "worker.counts if caller.sees_all(Scope.READ) else None", "worker.counts",
+        HTTP_OVERVIEW,
+    ),
+    Fault(
+        "a limited key sees the history", "access", "http/overview.py",
+        "    if not incoming.caller.sees_all(Scope.READ):", "    if False:",
+        HTTP_OVERVIEW,
     ),
     Fault(
         "nats: a schedule that moved is fired all the same", "I6", "stores/nats/schedules.py",
@@ -1429,7 +1679,7 @@ FAULTS = [
     ),
     Fault(
         "nats: a stream that was deleted looks like an empty one", "docs/nats.md", NATS_STREAM,
-        "        if _code(found) == NO_STREAM:\n            raise",
+        "        if answers.code(found) == NO_STREAM:\n            raise",
         "        if False:\n            raise",
         f"{NATS_HEALING} -k stream",
     ),
@@ -1985,7 +2235,17 @@ FAULTS = [
     ),
     Fault(
         "sqlite: plain jobs need the columns of this release", "contract", STATEMENTS,
-        "        return _INSERT, encode(rows).decode()\n", "        pass\n", FILE,
+        "        if job.attempt or job.meta", "        if True or job.meta", FILE,
+    ),
+    Fault(
+        "PostgreSQL: whoever held a job last may finish it", "I2", PG_STATEMENTS,
+        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
+        "lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(", LEASES,
+    ),
+    Fault(
+        "PostgreSQL: a lost lease may be finished", "I2", PG_STATEMENTS,
+        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
+        "job.fence = new.fence\"\"\"\n\n\nasync def settle(", LEASES,
     ),
     Fault(
         "PostgreSQL leaves the progress of the last run", "fields", PG_CLAIMING,
@@ -2190,17 +2450,64 @@ FAULTS = [
     ),
     Fault(
         "callbacks: a host that hangs takes all slots", "I4", "callbacks/hosts.py",
-        "elif host.active >= self._per_host:", "elif False:", f"{CALLBACK_FAULTS} -k hangs",
+        "elif not self._has_share(host, now_ms):", "elif False:", f"{CALLBACK_FAULTS} -k hang",
+    ),
+    Fault(
+        "callbacks: a host that was quick keeps its share when it hangs", "I4",
+        "callbacks/hosts.py", "now_ms - host.quick_ms <= QUICK_MS", "True", CALLBACK_ANSWERS,
+    ),
+    Fault(
+        "callbacks: hosts that hang take the last slots", "I4", "callbacks/hosts.py",
+        "if not answers and self._free", "if False and self._free", CALLBACK_ANSWERS,
     ),
     Fault(
         "callbacks: a failing host is never left alone", "I5", "callbacks/hosts.py",
         "if host.failures >= self._break_after:", "if False:", f"{HTTP_CALLBACKS} -k keeps_failing",
     ),
     Fault(
-        "callbacks: on_dead is not posted when the retries are used up", "I5",
-        "callbacks/api.py",
-        "return job.failures + 1 > allowed(job, error, policy)",
-        "return isinstance(error, GiveUp)", f"{HTTP_CALLBACKS} -k used_up",
+        "callbacks: on_dead is posted only for jobs that ran", "I5", "engine/following.py",
+        "if follow is None or each", "if follow is None or each.started_ms is None or each",
+        f"{HTTP_CALLBACKS} -k workers_died",
+    ),
+    Fault(
+        "callbacks: an end is written although what follows could not be added", "I5",
+        "engine/following.py", "settlements = [_again(each) if id(each) in following",
+        "settlements = [_again(each) if False", f"{HTTP_CALLBACKS} -k what_follows",
+    ),
+    Fault(
+        "callbacks: an end is written before what follows is added", "I5",
+        "engine/following.py", "except StoreUnavailable:\n                raise",
+        "except StoreUnavailable:\n                pass", f"{HTTP_CALLBACKS} -k what_follows",
+    ),
+    Fault(
+        "http: a server that stops lets requests wait", "safety", "http/server.py",
+        "            stopping.set()\n", "", f"{HTTP_WAITING} -k stops_ends",
+    ),
+    Fault(
+        "http: a stuck request has no answer of ours", "safety", "http/server.py",
+        "if started or not stopping.is_set():", "if True:", f"{HTTP_WAITING} -k stuck",
+    ),
+    Fault(
+        "http: any number of requests may wait", "safety", "http/api.py",
+        "if self._waiting >= WAITING_MOST:", "if False:", f"{HTTP_WAITING} -k only_so_many",
+    ),
+    Fault(
+        "http: a key for some tasks sees counts of all", "safety", "http/operating.py",
+        "return caller.may(Scope.READ, task=ANY_NAME)", "return True",
+        f"{HTTP_ACCESS} -k no_counts",
+    ),
+    Fault(
+        "http: a hidden value of meta can be guessed", "safety", "http/filters.py",
+        "if meta is not None and incoming.service.redaction.hides",
+        "if False and incoming.service.redaction.hides", f"{HTTP_ACCESS} -k guessed",
+    ),
+    Fault(
+        "audit: a bulk operation has the values of meta", "safety", "http/jobs.py",
+        'said["meta"] = " "', '_ = " "', f"{HTTP_ACCESS} -k bulk_operation",
+    ),
+    Fault(
+        "audit: a command's write is not in the log", "safety", "cli/auditing.py",
+        "            if notes.count:\n", "            if False:\n", "tests/faces/test_keys_cli.py",
     ),
     Fault(
         "webhooks: an old request is genuine", "safety", "webhooks.py",

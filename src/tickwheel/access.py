@@ -63,6 +63,8 @@ class StoreAccess:
         self._clock = clock
         # Counts what goes through the store, if metrics are on.
         self.counts: Counts | None = None
+        # What else is put around a handle on the store, from the next one on.
+        self.around: Callable[[Store], Store] | None = None
         self._connect: Callable[[], Client] = lambda: Client(self._new_handle(), clock)
         self._reset()
 
@@ -73,7 +75,9 @@ class StoreAccess:
 
     def _new_handle(self) -> Store:
         handle = self.store.new_handle()
-        return handle if self.counts is None else self.counts.counted(handle)
+        if self.counts is not None:
+            handle = self.counts.counted(handle)
+        return handle if self.around is None else self.around(handle)
 
     @property
     def outbox(self) -> Outbox | None:

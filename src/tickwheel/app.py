@@ -42,6 +42,7 @@ from tickwheel.concurrency import single_error
 from tickwheel.config import load, setting
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.engine.attempt import JobContext
+from tickwheel.engine.following import Follow, followed
 from tickwheel.engine.options import WorkerOptions
 from tickwheel.engine.surroundings import OpenLifespan, Surroundings, chained
 from tickwheel.engine.worker import Worker
@@ -64,6 +65,7 @@ from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, MisfireName, OverlapName, make_rule
 from tickwheel.sealing import Sealing, SigningMode
+from tickwheel.served import Served
 from tickwheel.store import Store, open_store
 from tickwheel.sync_app import SyncApp
 from tickwheel.task import (
@@ -89,7 +91,7 @@ M = TypeVar("M", bound=Callable[[JobContext, Callable[[], Awaitable[Any]]], Awai
 SHORTEST_LEASE_MS = 500
 
 
-class App(AppJobs, Monitored):
+class App(AppJobs, Monitored, Served):
     """Tasks, and the store that keeps their jobs.
 
     Apps that share a store need different names; by default, that of the module. `imports` names
@@ -166,10 +168,11 @@ class App(AppJobs, Monitored):
         # What is around its tasks.
         self.lifespans = Lifespans()
         self.middlewares: list[Callable[[JobContext, Any], Awaitable[Any]]] = []
-        # What else its workers open, beside the lifespan: for the tasks of our own packages.
-        self.resources: list[Callable[[], AbstractAsyncContextManager[object]]] = []
-        # Its HTTP callbacks, if it has any: tickwheel.callbacks.
+        # Its HTTP callbacks, if it has any; what its workers open for them, each with the number of
+        # its slots, and what follows from the ends of jobs, by task.
         self.callbacks: Any = None
+        self.resources: list[Callable[[int], AbstractAsyncContextManager[object]]] = []
+        self.following: dict[str, Follow] = {}
         # Schedules that the code declares, by name.
         self.declared: dict[str, Rule] = {}
         self.schedules = AppSchedules(self.client, self.tasks.get, payload_limit)
@@ -494,7 +497,7 @@ class App(AppJobs, Monitored):
         async with self._access.using() as client, AsyncExitStack() as resources:
             await client.ready()
             for resource in self.resources:
-                await resources.enter_async_context(resource())
+                await resources.enter_async_context(resource(concurrency))
             if self.url.lower().startswith("memory:"):
                 log.info("the store is memory://: its jobs are lost when this process ends")
             lifespan = self._start_lifespan()
@@ -569,7 +572,7 @@ class App(AppJobs, Monitored):
         self, client: Client, options: WorkerOptions, guarded: bool, state: Any
     ) -> Worker:
         return Worker(
-            client.store,
+            followed(client.store, self.following),
             self.tasks,
             client.clock,
             self._clock,
@@ -591,24 +594,6 @@ class App(AppJobs, Monitored):
         """Move jobs from the outbox, if there is one, while `going`."""
         if self.outbox is not None:
             group.create_task(self.outbox.relay(unsealed(client.store), client.clock, going))
-
-    # --- HTTP
-
-    @checked_options
-    def http(
-        self, *, allow_hosts: Sequence[str] = (), redact: Sequence[str] | None = None
-    ) -> Callable[..., Awaitable[None]]:
-        """The HTTP API as an ASGI app, for your own server, alone or mounted; `tickwheel serve`
-        runs it for you. Needs the extra `http`.
-
-        While the store has no API keys, only requests of this machine, or to one of `allow_hosts`,
-        are answered. Values whose names match `redact` (default: the setting) are hidden.
-        """
-        # By name: it is a face, above the API, and its libraries may not be installed.
-        module = importlib.import_module("tickwheel.http.asgi")
-        api: Callable[..., Awaitable[None]]
-        api = module.asgi_app(self, allow_hosts=allow_hosts, redact=redact)
-        return api
 
     # --- Open and close
 

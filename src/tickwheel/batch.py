@@ -77,8 +77,8 @@ def _cut(
         yield portion
 
 
-# Called with the answer for one item, or with the error.
-Answered = Callable[[Any, BaseException | None], None]
+# Called with one item and the answer for it, or with the error.
+Answered = Callable[[Any, Any, BaseException | None], None]
 # One submitted item, its bytes, and its callback.
 _Call = tuple[Any, int, Answered]
 _weight = itemgetter(1)
@@ -125,18 +125,23 @@ class Batcher(Generic[Item, Answer]):
             self._flushed.clear()
             await self._flushed.wait()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.submit(item, partial(_resolve, answer))
+        self.submit([item], partial(_resolve, answer))
         return await answer
 
     def submit(
-        self, item: Item, answered: Callable[[Answer | None, BaseException | None], None]
+        self,
+        items: Iterable[Item],
+        answered: Callable[[Item, Answer | None, BaseException | None], None],
     ) -> None:
-        """Submit one item without waiting, for callers that bound their number themselves.
+        """Submit items without waiting, for callers that bound their number themselves.
 
-        `answered` is called once, with the answer or with an error."""
-        weight = self._weigh(item)
-        self._gathered.append((item, weight, answered))
-        self._bytes += weight
+        `answered` is called once for each, with the item and the answer or an error."""
+        for item in items:
+            weight = self._weigh(item)
+            self._gathered.append((item, weight, answered))
+            self._bytes += weight
+        if not self._gathered:
+            return
         full = len(self._gathered) >= self._limit or self._bytes >= self._limit_bytes
         if not self._flushing or (full and len(self._flushing) < self._max_inflight):
             flushing = asyncio.get_running_loop().create_task(self._run())
@@ -205,9 +210,9 @@ class Batcher(Generic[Item, Answer]):
                 raise RuntimeError(f"{len(answers)} answers to {len(part)} items")
         except Exception as error:
             return error
-        for (_, _, answered), answer in zip(part, answers, strict=True):
+        for (item, _, answered), answer in zip(part, answers, strict=True):
             try:
-                answered(answer, None)
+                answered(item, answer, None)
             except Exception as error:
                 _report(error)
         return None
@@ -221,7 +226,9 @@ class Batcher(Generic[Item, Answer]):
             _fail(calls, asyncio.CancelledError())
 
 
-def _resolve(waiting: asyncio.Future[Answer], answer: Answer, error: BaseException | None) -> None:
+def _resolve(
+    waiting: asyncio.Future[Answer], _: object, answer: Answer, error: BaseException | None
+) -> None:
     if waiting.done():
         return  # its caller gave up and cancelled it
     if error is None:
@@ -233,9 +240,9 @@ def _resolve(waiting: asyncio.Future[Answer], answer: Answer, error: BaseExcepti
 
 
 def _fail(calls: Sequence[_Call], error: BaseException) -> None:
-    for _, _, answered in calls:
+    for item, _, answered in calls:
         try:
-            answered(None, error)
+            answered(item, None, error)
         except Exception as mistake:
             _report(mistake)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -341,6 +342,11 @@ class Client:
         if is_sealed(job.result):
             raise ResultError(f"job {id} is done, but its result is encrypted; {GIVE_KEYS}")
         return job
+
+    def awaiting(self, id: str) -> AbstractContextManager[asyncio.Future[Job | None]]:
+        """A future for the job once it has ended, or None if it is unknown by then; for those who
+        have looked at the job and found that it has not."""
+        return self._ends.awaited(id)
 
     async def _end_of(
         self,

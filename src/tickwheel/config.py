@@ -8,6 +8,7 @@ argument in code, as in `App("sqlite:///jobs.db")`, counts as a flag.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -27,6 +28,9 @@ DEFAULT = "default"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SIGNING_MODES = ("require", "prefer")
+# Of an environment, besides those as in #b45309; browsers know them by these names.
+COLOURS = ("red", "orange", "gold", "green", "teal", "blue", "purple", "deeppink", "gray")
+_HEX = re.compile(r"#([0-9a-fA-F]{3}|[0-9a-fA-F]{6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +56,17 @@ class Settings:
     processes: int = 1
     # Where a worker serves its metrics, HOST:PORT, and how punctual runs should be.
     http: str = ""
+    # Whether `tickwheel worker` counts without it, and tells the store.
+    metrics: bool = True
     objective: str = ""
     log_level: str = "info"
     log_format: str = "text"
     retention: str = "7d"
     dead_retention: str = "90d"
     audit_retention: str = "90d"
+    # Of the dashboard: how long a sign-in lasts, and its badge, as in "staging:#b45309".
+    session_lifetime: str = "12h"
+    environment: str = ""
     # For callbacks of `tickwheel serve` without an app: what signs them, and where they may go.
     callback_keys: tuple[str, ...] = field(default=(), repr=False)
     callback_allow: tuple[str, ...] = ()
@@ -209,6 +218,19 @@ def _count(value: object) -> int:
     return count
 
 
+def _switch(value: object) -> bool:
+    switch = _SWITCHES.get(value.lower() if isinstance(value, str) else str(value).lower())
+    if switch is None:
+        raise BadConfig(f"must be true or false, not {shown(value)}")
+    return switch
+
+
+_SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
 def _names(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
@@ -228,6 +250,19 @@ def _keys(value: object) -> tuple[str, ...]:
 
 def _objective(value: object) -> str:
     return str(parse_objective(value))
+
+
+def _environment(value: object) -> str:
+    text = _text(value)
+    name, _, colour = text.partition(":")
+    if not 0 < len(name) <= 40 or not name.isprintable():
+        raise BadConfig(f"a name of 1 to 40 printable characters comes first, not {shown(name)}")
+    if ":" in text and not _HEX.fullmatch(colour) and colour not in COLOURS:
+        raise BadConfig(
+            f"{shown(colour)} is not a colour; write for example 'staging:#b45309', or one of "
+            f"{', '.join(COLOURS)}"
+        )
+    return text
 
 
 def _address(value: object) -> str:
@@ -259,12 +294,15 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "retention": _duration,
     "dead_retention": _duration,
     "audit_retention": _duration,
+    "session_lifetime": _duration,
+    "environment": _environment,
     "callback_keys": _names,
     "callback_allow": _names,
     "signing_keys": _keys,
     "encryption_keys": _keys,
     "signing": _one_of(SIGNING_MODES),
     "http": _address,
+    "metrics": _switch,
     "objective": _objective,
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),

@@ -25,6 +25,8 @@ _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UT
 
 def duration_ms(duration: Duration) -> int:
     """The duration in milliseconds, rounded up so that nothing is early."""
+    if type(duration) is int and 0 <= duration <= FARTHEST_MS // 1000:
+        return duration * 1000
     ms = _exact_ms(duration)
     if not ms.is_finite():
         raise BadTime(f"{shown(duration)} is not a duration")

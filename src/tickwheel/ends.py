@@ -147,7 +147,7 @@ class Ends:
                 self._looked_at[id] = True
             elif id in self._waiting:
                 self._looked_at[id] = False
-                self._looks.submit(id, _Look(self, id))
+                self._looks.submit([id], self._looked)
 
     # --- Looking
 
@@ -158,7 +158,7 @@ class Ends:
         self._weight = max(total // len(jobs), self._weight // 2, 1)
         return jobs
 
-    def looked(self, id: str, job: Job | None, error: BaseException | None) -> None:
+    def _looked(self, id: str, job: Job | None, error: BaseException | None) -> None:
         again = self._looked_at.pop(id)
         if isinstance(error, StoreUnavailable) and self._patient():
             return
@@ -194,16 +194,3 @@ class Ends:
                 future.cancel()
             else:
                 future.set_exception(error)
-
-
-class _Look:
-    """Passes on what was seen of one job."""
-
-    __slots__ = ("_ends", "_id")
-
-    def __init__(self, ends: Ends, id: str) -> None:
-        self._ends = ends
-        self._id = id
-
-    def __call__(self, job: Job | None, error: BaseException | None) -> None:
-        self._ends.looked(self._id, job, error)

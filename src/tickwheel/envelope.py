@@ -91,9 +91,9 @@ def readable(job: Job) -> Job:
     """The job with "[encrypted]" in place of what this program could not open. To be shown."""
     changes: dict[str, object] = {}
     if is_sealed(job.payload):
-        changes["payload"] = _json_or_hidden(job.payload)
+        changes["payload"] = json_or_hidden(job.payload)
     if job.result is not None and is_sealed(job.result):
-        changes["result"] = _json_or_hidden(job.result)
+        changes["result"] = json_or_hidden(job.result)
     for name in ("error", "traceback"):
         if is_sealed(getattr(job, name)):
             changes[name] = ENCRYPTED
@@ -105,6 +105,7 @@ def readable(job: Job) -> Job:
     return msgspec.structs.replace(job, **changes) if changes else job
 
 
-def _json_or_hidden(text: str) -> str:
+def json_or_hidden(text: str) -> str:
+    """JSON to be shown in place of a text that may be sealed."""
     inside = bare(text)
     return f'"{ENCRYPTED}"' if inside is None else inside

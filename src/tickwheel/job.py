@@ -529,7 +529,7 @@ def settled(job: Job, settlement: Settlement) -> Job:
         error=settlement.error,
         traceback=settlement.traceback,
         result=settlement.result,
-        history=remember(job.history, run_of(settlement)),
+        history=lengthened(job.history, settlement),
     )
 
 
@@ -545,6 +545,13 @@ def _settled_and_changed(job: Job, settlement: Settlement) -> Job:
         return msgspec.structs.replace(after, changes=late)
     assert changes.move is not None
     return moved(after, changes.move, decided(changes, MoveOutcome.MOVED))
+
+
+def just_done(settlement: Settlement) -> bool:
+    """Whether the task returned and there is nothing more to tell, as almost always: the end, the
+    result and the history are all that the job gets, also if it was asked to stop."""
+    done = settlement.outcome is Outcome.DONE
+    return done and settlement.error is None and settlement.job.progress is None
 
 
 def settled_either_way(settlement: Settlement) -> tuple[Job, Job]:
@@ -579,14 +586,6 @@ def settle(
         else:
             answers.append(False)
     return answers, changes
-
-
-def first_by_attempt(settlements: Iterable[Settlement]) -> dict[tuple[str, int], Settlement]:
-    """The settlements that count, by id and fence: of two for one attempt, the first."""
-    first: dict[tuple[str, int], Settlement] = {}
-    for settlement in settlements:
-        first.setdefault((settlement.job.id, settlement.job.fence), settlement)
-    return first
 
 
 def cancel(job: Job, *, now_ms: int, held_now: bool | None = None) -> tuple[CancelOutcome, Job]:
@@ -721,9 +720,9 @@ def decided(changes: Changes, answer: MoveOutcome) -> Changes:
     )
 
 
-def run_of(settlement: Settlement) -> Run:
+def lengthened(history: tuple[Run, ...], settlement: Settlement) -> tuple[Run, ...]:
     job = settlement.job
-    return Run(
+    run = Run(
         attempt=job.attempt,
         worker=job.worker or "",
         outcome=settlement.outcome,
@@ -732,6 +731,7 @@ def run_of(settlement: Settlement) -> Run:
         ended_ms=settlement.ended_ms,
         error=None if settlement.outcome is Outcome.PARK else settlement.error,
     )
+    return remember(history, run)
 
 
 def lost_run(job: Job) -> Run:

@@ -153,6 +153,26 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int = 0
 
 
+class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the process of a worker has counted since `since_ms`.
+
+    Workers of one process tell the same, under the same `source`. Another release may tell more.
+    """
+
+    source: str
+    since_ms: int
+    started: int = 0
+    done: int = 0
+    failed: int = 0
+    dead: int = 0
+    expired: int = 0
+    # How many runs started how late, by the buckets of `counts.BOUNDS_MS`; empty ones at the end
+    # are left out.
+    late: tuple[int, ...] = ()
+    # By task: how many are done, runs that failed, and how many are dead.
+    tasks: dict[str, tuple[int, int, int]] = {}
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, as it last described itself."""
 
@@ -176,6 +196,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     # didn't say.
     app: str | None = None
     tasks: tuple[str, ...] | None = None
+    # None: its metrics are off, or an older release.
+    counts: WorkerCounts | None = None
 
     def knows(self, task: str) -> bool:
         """Whether it can run this task, as far as can be told."""
@@ -226,6 +248,16 @@ class Ask(StrEnum):
 # What a worker is asked for, by the ids of its jobs.
 Asks = Mapping[str, Ask]
 NO_ASKS: Asks = MappingProxyType({})
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How large a part of a store is, in bytes or in something that the unit names."""
+
+    name: str
+    value: int
+    unit: str = "bytes"
+
+
 # Called with the ids of jobs that may have ended, on the event loop of whoever watches them.
 Tell = Callable[[Collection[str]], None]
 
@@ -477,6 +509,9 @@ class Store(Protocol):
 
     async def findings(self) -> list[Finding]:
         """What else an operator should know about this store: versions, limits, drift."""
+
+    async def sizes(self) -> list[Size]:
+        """How large it is, as far as that is known without reading it."""
 
 
 # The module of each kind of store. By name, because a store's driver may not be installed.

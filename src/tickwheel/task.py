@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -110,8 +109,7 @@ class JobHandle(Generic[R]):
         return await client.move_one(self.id, **to)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The choices that `using` was given for a job; None leaves a choice to the task."""
 
     delay_ms: int | None = None

@@ -107,7 +107,11 @@ class TimingWheel(Generic[Key]):
         """Remove and return the keys that are due by `now_ms`, all or the first `limit`: earliest
         first, equals in the order they were added."""
         taken: list[Key] = []
-        while (due_ms := self.next_ms()) is not None and due_ms <= now_ms and len(taken) < limit:
+        # A slot stays closed until it begins: keys come to it, and leave it, at less cost.
+        while self._unopened_ms <= now_ms or (self._open and self._open[-1][1] <= now_ms):
+            due_ms = self.next_ms()
+            if due_ms is None or due_ms > now_ms or len(taken) >= limit:
+                break
             key, _ = self._open.pop()
             del self._due[key]
             taken.append(key)

@@ -10,7 +10,7 @@ import pytest
 from stores import ODD_NAMES, Harness
 from tickwheel.errors import BadArguments
 from tickwheel.job import ENDED, Job, Outcome, State
-from tickwheel.store import Query, QueueInfo, WorkerInfo
+from tickwheel.store import Query, QueueInfo, WorkerCounts, WorkerInfo
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.stores.nats.store import NatsStore
 from tickwheel.trust import unsealed
@@ -422,6 +422,17 @@ async def test_a_worker_that_was_not_seen_for_long_is_gone(h: Harness) -> None:
     await h.store.beat(worker(h, "bob"))
     await h.pass_time(h.lease_ms // 2 + h.step_ms)
     assert [each.name for each in await h.store.workers(now_ms=h.now)] == ["bob"]
+
+
+async def test_a_worker_is_shown_with_its_counts(h: Harness) -> None:
+    counts = WorkerCounts(
+        source="a1-1", since_ms=h.now, started=7, done=5, late=(3, 0, 4), tasks={"send": (5, 1, 0)}
+    )
+    await h.store.beat(msgspec.structs.replace(worker(h), counts=counts))
+    [found] = await h.store.workers(now_ms=h.now)
+    assert found.counts == counts
+    await h.store.beat(worker(h))
+    assert [each.counts for each in await h.store.workers(now_ms=h.now)] == [None]
 
 
 async def test_a_worker_that_beats_again_is_back(h: Harness) -> None:

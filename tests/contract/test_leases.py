@@ -7,7 +7,7 @@ import pytest
 
 from stores import Harness, unfenced
 from tickwheel import job as life
-from tickwheel.job import HISTORY_LIMIT, Job, Outcome, State
+from tickwheel.job import HISTORY_LIMIT, CancelOutcome, Job, Outcome, State
 
 OUTCOMES = (Outcome.DONE, Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE, Outcome.DEAD)
 AGAIN = (Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE)
@@ -378,6 +378,29 @@ async def test_a_batch_settles_each_job_in_its_own_way(h: Harness) -> None:
     assert await h.counts() == {"done": 1, "waiting": 3, "dead": 1}
 
 
+async def test_many_runs_that_end_alike_are_each_written_as_if_alone(h: Harness) -> None:
+    [failed] = await h.claimed(h.job("again"))
+    assert await h.settle(h.retry(failed))
+    again = await h.claim_one(worker="ann")
+    held = await h.claimed(*(h.job(f"job-{n}", delay_ms=-n) for n in range(10)))
+    assert await h.store.cancel(["job-0"], now_ms=h.now) == [CancelOutcome.REQUESTED]
+    settlements = [h.done(job) for job in (*held, again)]
+    assert await h.store.settle(settlements, now_ms=h.now) == [True] * 11
+    for each in settlements:
+        expected = life.settled(each.job, each)
+        assert unfenced(await h.get(each.job.id)) == unfenced(expected)
+
+
+async def test_of_many_runs_that_end_alike_only_the_holders_count(h: Harness) -> None:
+    held = await h.claimed(*h.jobs(8))
+    await h.lose_leases()
+    taken = {job.id for job in await h.claim(4, worker="bob")}
+    assert len(taken) == 4
+    assert await h.store.settle([h.done(job) for job in held], now_ms=h.now) == [False] * 8
+    assert "done" not in await h.counts()
+    assert {job.id for job in await h.claim(worker="eve")} == {job.id for job in held} - taken
+
+
 async def test_settling_nothing_answers_nothing(h: Harness) -> None:
     assert await h.store.settle([], now_ms=h.now) == []
 
@@ -417,12 +440,17 @@ async def test_repeating_a_settle_inside_one_batch_settles_once(h: Harness) -> N
     assert await h.counts() == {"waiting": 1}
 
 
-async def test_of_two_settlements_of_one_attempt_in_a_batch_the_first_counts(h: Harness) -> None:
+@pytest.mark.parametrize("first", [Outcome.DONE, Outcome.DEAD])
+async def test_of_two_settlements_of_one_attempt_in_a_batch_the_first_counts(
+    h: Harness, first: Outcome
+) -> None:
     [held] = await h.claimed(h.job())
     both = [h.done(held), h.settlement(Outcome.DEAD, held)]
+    if first is Outcome.DEAD:
+        both.reverse()
     assert await h.store.settle(both, now_ms=h.now) == [True, True]
     job = await h.get()
-    assert (job.state, len(job.history)) == (State.DONE, 1)
+    assert (job.state, len(job.history)) == (State(first), 1)
 
 
 @pytest.mark.parametrize("lost_first", [True, False])

@@ -12,7 +12,7 @@ from tickwheel.job import Job, Outcome, Run, State, losses
 from tickwheel.notes import Note
 from tickwheel.operate.audit import Entry
 from tickwheel.schedule import Rule, Schedule, read_rule
-from tickwheel.store import WorkerInfo
+from tickwheel.store import WorkerCounts, WorkerInfo
 
 
 class NewerRun(Run, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +77,7 @@ async def test_a_schedule_of_a_newer_release_ticks(h: Harness) -> None:
     assert (await h.get("tick")).task == "task"
 
 
-@pytest.mark.parametrize("kind", [Job, Run, Schedule, Rule, WorkerInfo, Note, Entry])
+@pytest.mark.parametrize("kind", [Job, Run, Schedule, Rule, WorkerInfo, WorkerCounts, Note, Entry])
 def test_no_record_refuses_fields_that_it_does_not_know(kind: type[Any]) -> None:
     required = {
         field.encode_name: _some(field.type)

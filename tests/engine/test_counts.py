@@ -11,8 +11,18 @@ from msgspec.structs import replace
 from world import World, virtual
 
 from tickwheel import GiveUp, JobCancelled, JobFailed, JobHandle, Retry, Snooze, StoreUnavailable
-from tickwheel.engine.counts import BOUNDS_MS, OTHER, STEPS, Counts, JobCounts, TaskCounts
+from tickwheel.clock import LoopClock
+from tickwheel.engine.counts import (
+    BOUNDS_MS,
+    OTHER,
+    STEPS,
+    TASKS_TOLD,
+    Counts,
+    JobCounts,
+    TaskCounts,
+)
 from tickwheel.objective import Objective, Tally
+from tickwheel.store import WorkerCounts
 from tickwheel.testing import FaultyStore
 
 
@@ -376,3 +386,74 @@ def test_an_app_counts_nothing_unless_it_is_told_to() -> None:
         assert type(client.store) is type(world.store)
 
     virtual(story)
+
+
+# --- What a worker tells the store
+
+
+async def told(world: World) -> WorkerCounts:
+    """The same counts, from every worker: they are of one process."""
+    found = {repr(each.counts): each.counts for each in await world.app.workers()}
+    [counts] = found.values()
+    assert counts is not None
+    return counts
+
+
+def test_a_worker_tells_the_store_what_was_counted() -> None:
+    async def story(world: World) -> None:
+        counts_of(world)
+
+        @world.app.task
+        async def work() -> None:
+            await asyncio.sleep(1.5)
+
+        @world.app.task(queue="mail", retries=1)
+        async def fail() -> None:
+            raise ValueError("no luck")
+
+        @world.app.task
+        async def never() -> None: ...
+
+        begun_ms = world.clock.now_ns() // 1_000_000
+        jobs = [await work.using(delay="1s").enqueue() for _ in range(3)]
+        await world.node(concurrency=1, queues=["default"])
+        await over(*jobs)
+        await world.node(queues=["mail"])
+        await over(await fail.enqueue())
+        await asyncio.sleep(10)
+        found = await told(world)
+        assert (found.started, found.done, found.failed, found.dead) == (5, 3, 2, 1)
+        assert found.tasks == {"work": (3, 0, 0), "fail": (0, 2, 1)}
+        # 0, 1500 and 3000 ms late; and the two that failed.
+        assert buckets([*found.late, *[0] * (len(BOUNDS_MS) + 1 - len(found.late))]) == {
+            **{1: 3, 2_500: 1, 5_000: 1},
+        }
+        assert found.late[-1] and abs(found.since_ms - begun_ms) <= 10
+
+    virtual(story)
+
+
+def test_a_worker_without_metrics_tells_no_counts() -> None:
+    async def story(world: World) -> None:
+        await world.node()
+        await asyncio.sleep(10)
+        [worker] = await world.app.workers()
+        assert worker.counts is None
+
+    virtual(story)
+
+
+def test_what_a_worker_tells_is_bounded_and_only_grows() -> None:
+    counts = Counts(LoopClock())
+    for n in range(TASKS_TOLD + 50):
+        counts.know(f"task-{n}", "default")
+    counts.tasks[f"task-{TASKS_TOLD}"].queues["default"].failed = 3
+    counts.tasks[f"task-{TASKS_TOLD + 1}"].queues["default"].dead = 1
+    before = counts.told(0)
+    assert before.tasks == {OTHER: (0, 3, 1)}
+    # Others that begin later don't move them.
+    for n in range(TASKS_TOLD):
+        counts.tasks[f"task-{n}"].queues["default"].done = 1
+    after = counts.told(0)
+    assert len(after.tasks) == TASKS_TOLD + 1 and after.tasks[OTHER] == (0, 3, 1)
+    assert after.source == before.source

@@ -27,6 +27,8 @@ from tickwheel import (
     UnknownTask,
 )
 from tickwheel.clock import Clock
+from tickwheel.engine.chores import idle_ms
+from tickwheel.stores.memory import MemoryStore
 from tickwheel.testing import FaultyStore
 
 
@@ -731,3 +733,8 @@ def test_asking_for_an_unknown_task_says_which_there_are() -> None:
             world.app.tasks.get("unknown")
 
     virtual(story)
+
+
+def test_a_store_with_a_long_ahead_is_asked_less_often() -> None:
+    longest = [idle_ms(MemoryStore(ahead_ms=ahead_ms)) for ahead_ms in (0, 1_000, 20_000)]
+    assert longest == [5_000, 5_000, 285_000]

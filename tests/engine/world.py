@@ -141,3 +141,23 @@ def virtual(
             await world.close()
 
     run_virtual(tell())
+
+
+class Counting(FaultyStore):
+    """Notes when leases are extended, and of how many jobs."""
+
+    def __init__(self, store: Store, world: World) -> None:
+        super().__init__(store)
+        self.world = world
+        self.extends: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        step = super().__getattr__(name)
+        if name != "extend":
+            return step
+
+        async def noted(jobs: Any, **times: Any) -> Any:
+            self.extends.append((self.world.now_ms, len(jobs)))
+            return await step(jobs, **times)
+
+        return noted

@@ -48,7 +48,7 @@ def test_alone_it_prints_help(cli: Cli, argv: tuple[str, ...]) -> None:
         *("tasks", "config", "schedules simulate", "doctor", "explain", "top"),
         *("dead", "dead list", "dead rerun", "dead delete"),
         *("queues", "queues list", "queues pause", "queues resume"),
-        *("keys", "keys list", "keys create", "keys revoke", "audit"),
+        *("keys", "keys list", "keys create", "keys revoke", "audit", "bench"),
     ],
 )
 def test_help_fits_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import standardwebhooks
 import trustme
@@ -23,8 +24,19 @@ from aiohttp.abc import AbstractResolver
 from command_line import Cli, cli
 
 from receiver import Receiver, Request, answer, receiving
-from tickwheel import App, BadArguments, BadConfig, Job, JobHandle, RetryPolicy, State, webhooks
+from tickwheel import (
+    App,
+    BadArguments,
+    BadConfig,
+    Job,
+    JobHandle,
+    RetryPolicy,
+    State,
+    StoreError,
+    webhooks,
+)
 from tickwheel.callbacks import Answer, Callbacks
+from tickwheel.errors import StoreUnavailable
 from tickwheel.testing import sandbox
 
 __all__ = ["cli"]
@@ -155,7 +167,7 @@ async def test_many_can_be_enqueued_at_once_and_use_few_connections() -> None:
         for job in await app.enqueue_many(jobs):
             await job.result(timeout=PATIENCE_S)
     assert {each.body for each in receiver.requests} == {str(n).encode() for n in range(200)}
-    assert len(receiver.requests) == 200 and receiver.connections <= 50
+    assert len(receiver.requests) == 200 and receiver.connections <= 90
     assert receiver.open_connections == 0 or await closed(receiver)
 
 
@@ -536,6 +548,93 @@ async def test_on_dead_is_posted_when_the_retries_are_used_up() -> None:
     assert json.loads(dead.body)["data"]["attempts"] == 3
 
 
+async def lose(app: App, times: int) -> None:
+    """Let the workers of the only job die while they run it."""
+    store = (await app.client()).store
+    for n in range(times):
+        now_ms = (await app.client()).clock.now_ms() - (times - n) * 1_000
+        [job] = await store.claim(["default"], worker=f"w{n}", limit=1, now_ms=now_ms, lease_ms=500)
+        started = msgspec.structs.replace(job, started_ms=now_ms)
+        assert await store.extend([started], now_ms=now_ms, lease_ms=500) != [None]
+
+
+async def test_on_dead_is_posted_for_a_job_that_is_dead_because_its_workers_died() -> None:
+    async with (
+        receiving() as receiver,
+        (callbacks := callbacks_to(receiver))._app as app,
+    ):
+        await callbacks.using(id="killer", at=datetime(2020, 1, 1, tzinfo=UTC)).call(
+            receiver.url, on_dead=f"{receiver.url}/dead"
+        )
+        await lose(app, times=5)
+        async with app.worker():
+            [dead] = await receiver.until(1, "/dead")
+    assert receiver.to("/") == [], "it is not called again"
+    told = json.loads(dead.body)
+    assert webhooks.verify(dead.body, dead.headers, KEY) == "killer:dead"
+    assert "died or froze 5 times" in told["data"]["error"] and told["data"]["attempts"] == 5
+
+
+async def test_on_dead_is_posted_for_arguments_that_do_not_fit_and_for_failing_middleware() -> None:
+    async with receiving() as receiver, (callbacks := callbacks_to(receiver))._app as app:
+
+        @app.middleware
+        async def around(job: Any, call_next: Any) -> Any:
+            if job.id == "outside":
+                raise RuntimeError("no such tenant")
+            return await call_next()
+
+        good = callbacks.using(id="unfit", retries=0).job(
+            receiver.url, on_dead=f"{receiver.url}/dead"
+        )
+        payload = json.dumps(json.loads(good.payload) | {"headers": 5})
+        unfit = msgspec.structs.replace(good, payload=payload)
+        outside = msgspec.structs.replace(good, id="outside")
+        await app.enqueue_many([unfit, outside])
+        async with app.worker():
+            dead = await receiver.until(2, "/dead")
+    told = {each["id"]: each["error"] for each in (json.loads(r.body)["data"] for r in dead)}
+    assert "no such tenant" in told["outside"] and "headers" in told["unfit"]
+    assert receiver.to("/") == []
+
+
+async def test_nothing_is_posted_for_a_job_that_is_put_off_or_cancelled() -> None:
+    async with (
+        receiving(lambda r: answer(503)) as receiver,
+        working(callbacks := callbacks_to(receiver, retries=RetryPolicy(first="1h"))) as app,
+    ):
+        ends: Any = {"on_done": f"{receiver.url}/end", "on_dead": f"{receiver.url}/end"}
+        job = await callbacks.call(receiver.url, **ends)
+        await tried(job)
+        await job.cancel()
+        assert (await ended(job)).state is State.CANCELLED
+        assert len((await app.find()).jobs) == 1
+
+
+async def test_an_end_is_not_written_until_what_follows_is_added() -> None:
+    async with receiving() as receiver, (callbacks := callbacks_to(receiver))._app as app:
+        store, adding = (await app.client()).store, 0
+        add, full = store.add, StoreError("the store is full")
+
+        async def failing(jobs: Any) -> Any:
+            nonlocal adding
+            adding += any(job.id == "a:done" for job in jobs)
+            if 0 < adding <= 3:
+                raise StoreUnavailable("away") if adding < 3 else full
+            return await add(jobs)
+
+        store.add = failing  # type: ignore[method-assign]
+        job = await callbacks.using(id="a").call(receiver.url, on_done=f"{receiver.url}/done")
+        other = await callbacks.using(id="b").call(receiver.url)
+        async with app.worker():
+            assert (await ended(other)).state is State.DONE
+            [run] = (await tried(job)).history
+            assert run.outcome == "snooze", "it runs again, because nothing follows yet"
+            await receiver.until(1, "/done")
+            assert (await ended(job)).state is State.DONE
+    assert adding == 4
+
+
 # --- Hosts that fail
 
 
@@ -634,9 +733,10 @@ async def test_in_a_sandbox_a_callback_is_sent_too() -> None:
     async with receiving() as receiver:
         callbacks = callbacks_to(receiver)
         async with sandbox(callbacks._app) as box:
-            await callbacks.using(delay="1h").call(receiver.url)
-            [run] = await box.travel("1h")
+            await callbacks.using(delay="1h").call(receiver.url, on_done=f"{receiver.url}/done")
+            [run, _] = await box.travel("1h")
             assert run.result == Answer(200, run.result.ms)
+            assert len(receiver.to("/done")) == 1
         await closed(receiver)
 
 

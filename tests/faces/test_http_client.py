@@ -156,7 +156,9 @@ async def test_many_are_added_in_portions(tmp_path: Path, name: FaceName) -> Non
         found = await face.all(state="waiting", meta={"batch": "7"})
         assert sorted(info.arguments["order"] for info in found) == list(range(2001))
         batches = [each for each in await its.entries() if each.action == "add_jobs"]
-        assert [each.detail for each in batches] == ["1000 jobs", "1000 jobs", "1 jobs"]
+        counts = [each.detail.partition(":")[0] for each in batches]
+        assert counts == ["1000 of 1000 changed", "1000 of 1000 changed", "1 of 1 changed"]
+        assert handles[0].id in batches[0].detail and len(batches[0].detail) <= 1000
         outcomes = await face.do(face.client.cancel, [*handles, "nope"])
         assert outcomes == [CancelOutcome.CANCELLED] * 2001 + [CancelOutcome.UNKNOWN]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,32 @@ async def test_a_schedule_is_put_read_paused_resumed_and_deleted(tmp_path: Path)
             problem(await its.ask(method, f"/v1/schedules/nightly{path}"), 404, "not-found")
 
 
+async def test_a_schedule_can_be_put_again_as_it_was_read(tmp_path: Path) -> None:
+    whole = NIGHTLY | {
+        "misfire": "all", "misfire_limit": 7, "overlap": "skip", "spread": "30s",
+        "start": "2026-01-01T00:00:00.000Z", "end": "2036-01-01T00:00:00.000Z",
+    }  # fmt: skip
+    async with served(shop(tmp_path)) as its:
+        await its.ask("PUT", "/v1/schedules/nightly", json=whole)
+        found = (await its.get("/v1/schedules/nightly")).json()
+        assert found["spread_ms"] == 30_000 and found["queue"] == "default"
+        same = ("task", "cron", "tz", "arguments", "misfire", "misfire_limit", "overlap")
+        for name in (*same, "start", "end"):
+            assert found[name] == whole[name], name
+
+
+async def test_secrets_in_the_arguments_of_a_schedule_are_hidden(tmp_path: Path) -> None:
+    secret = NIGHTLY | {"arguments": {"order": 1, "password": "hunter2"}}
+    async with served(shop(tmp_path), keys=True) as its:
+        put = await its.ask("PUT", "/v1/schedules/nightly", json=secret)
+        assert put.json()["arguments"]["password"] == "hunter2"
+        assert put.json()["arguments_hidden"] is False
+        key = await its.key("read")
+        for path in ("/v1/schedules/nightly", "/v1/schedules"):
+            answer = await its.get(path, headers=key)
+            assert "hunter2" not in answer.text and '"arguments_hidden":true' in answer.text
+
+
 async def test_a_schedule_runs_now(tmp_path: Path) -> None:
     async with served(shop(tmp_path)) as its:
         await its.ask("PUT", "/v1/schedules/nightly", json=NIGHTLY)
@@ -60,27 +87,27 @@ async def test_the_last_ticks_of_a_schedule_say_what_became_of_them(tmp_path: Pa
     async with served(shop(tmp_path)) as its:
         schedule = {"task": "pack", "arguments": {"order": 1}, "every": "1h"}
         await its.ask("PUT", "/v1/schedules/hourly", json=schedule)
-        ticks = (await its.get("/v1/schedules/hourly/runs?count=3")).json()["runs"]
-        assert [each["state"] for each in ticks] == [None, None, None]
-        assert [each["tick"] for each in ticks] == sorted((e["tick"] for e in ticks), reverse=True)
-        last, before = ticks[0]["id"], ticks[1]["id"]
-        assert last == f"hourly@{ticks[0]['tick'].replace('.000Z', 'Z')}"
+        assert (await its.get("/v1/schedules/hourly/runs?count=3")).json() == {"runs": []}
+        [tick] = (await its.get("/v1/schedules/hourly/next?count=1")).json()["ticks"]
+        hours = [datetime.fromisoformat(tick["at"]) - timedelta(hours=n) for n in (1, 2, 3)]
+        last, before, first = (f"hourly@{hour:%Y-%m-%dT%H:%M:%SZ}" for hour in hours)
         client = await its.app.client()
         now_ms = client.clock.now_ms()
         due_ms = now_ms - 2000
-        for id in (last, before):
+        for id in (last, first):
             job = Job(id=id, task="pack", payload='{"order":1}', due_ms=due_ms, created_ms=due_ms)
             assert await client.add(job)
         held = await client.store.claim(
             ["default"], worker="ann", limit=2, now_ms=now_ms, lease_ms=60_000
         )
-        [job] = [each for each in held if each.id == before]
+        [job] = [each for each in held if each.id == first]
         ended = dead(job, error="ValueError: no", started_ms=due_ms + 7, ended_ms=now_ms)
         assert await client.store.settle([ended], now_ms=now_ms) == [True]
         found = (await its.get("/v1/schedules/hourly/runs?count=3")).json()["runs"]
-        assert [each["state"] for each in found] == ["running", "dead", None]
-        assert (found[1]["lateness_ms"], found[1]["error"]) == (7, "ValueError: no")
-        assert found[1]["started"] < found[1]["ended"]
+        assert [each["state"] for each in found] == ["running", None, "dead"]
+        assert [each["id"] for each in found] == [last, before, first]
+        assert (found[2]["lateness_ms"], found[2]["error"]) == (7, "ValueError: no")
+        assert found[2]["started"] < found[2]["ended"]
         problem(await its.get("/v1/schedules/hourly/runs?count=0"), 400, "bad-request")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tickwheel.cli.keys import SCOPES
 from tickwheel.errors import StoreUnavailable
 from tickwheel.operate.audit import Audit, Entry
 from tickwheel.operate.keys import Key, Keys, Scope
+from tickwheel.stores.sqlite.store import SqliteStore
 
 __all__ = ["cli"]
 
@@ -152,16 +154,103 @@ def test_the_log_has_who_created_and_revoked_keys(cli: Cli) -> None:
         (each["who"], each["action"], each["target"], each["outcome"], each["detail"])
         for each in log["entries"]
     ] == [
-        (WHO, "key.revoke", "nobody", "not-found", ""),
-        (WHO, "key.revoke", id, "ok", ""),
-        (WHO, "key.create", id, "ok", "ci: enqueue read"),
+        (WHO, "keys revoke", "nobody", "unchanged", ""),
+        (WHO, "keys revoke", id, "ok", ""),
+        (WHO, "keys create", id, "ok", "name=ci scopes=read enqueue"),
     ]
     assert all(each["source"] and each["at"].endswith("Z") for each in log["entries"])
     out = cli("audit").out
-    assert out.index("nobody") < out.index("key.create") and "ci: enqueue read" in out
+    assert out.index("nobody") < out.index("keys create") and "scopes=read enqueue" in out
 
 
-def test_a_key_that_can_not_be_audited_is_not_created(
+def test_a_revoked_keys_text_is_not_in_the_log(cli: Cli) -> None:
+    text = cli("keys", "create", "ci", "--scope", "read").out.strip()
+    cli("keys", "revoke", text)
+    _, id, secret = text.split("_")
+    said = cli("audit", "-o", "json").out
+    assert id in said and secret not in said
+
+
+def log(cli: Cli) -> list[tuple[str, str, str, str]]:
+    """What is in the log, the oldest first."""
+    entries = cli("audit", "-o", "json").json["entries"]
+    assert all(each["who"] == WHO and each["source"] == socket.gethostname() for each in entries)
+    return [
+        (each["action"], each["target"], each["outcome"], each["detail"])
+        for each in reversed(entries)
+    ]
+
+
+TASKS = """
+from tickwheel import App
+app = App("sqlite:///jobs.db")
+@app.task
+def mail(to: str) -> None: ...
+@app.cron("0 9 * * *", name="report")
+def daily() -> None: ...
+"""
+
+
+def test_every_write_of_a_command_is_in_the_log(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(TASKS)
+    add = ("jobs", "add", "mail", '{"to": "secret-address"}', "--app", "shop:app", "--delay", "1h")
+    for id in ("a", "b", "c"):
+        assert cli(*add, "--id", id).code == 0
+    assert cli(*add, "--id", "a").code == 4
+    cli("jobs", "cancel", "a")
+    cli("jobs", "cancel", "--task", "mail", "--meta", "customer=42", "--yes")
+    cli("jobs", "cancel", "--task", "mail", "--yes")
+    cli("jobs", "cancel", "a")
+    cli("jobs", "rerun", "a", "b")
+    cli("jobs", "delete", "--state", "cancelled", "--yes")
+    cli("dead", "rerun", "a")
+    cli("queues", "pause", "audit")
+    cli("queues", "resume", "audit")
+    for look in ("jobs", "dead", "queues", "schedules", "keys", "audit", "workers"):
+        assert cli(look).code == 0
+    entries = log(cli)
+    assert "secret" not in str(entries)
+    assert entries[:4] == [
+        *(("jobs add", id, "ok", "task=mail delay=1h") for id in ("a", "b", "c")),
+        ("jobs add", "a", "unchanged", "task=mail delay=1h"),
+    ]
+    assert entries[4] == ("jobs cancel", "a", "ok", "")
+    action, target, outcome, detail = entries[5]
+    assert (action, target, outcome) == ("jobs cancel", "", "ok")
+    assert detail.startswith("task=mail; 2 of 2 changed: ")
+    assert sorted(detail.split()[-2:]) == ["b", "c"]
+    assert entries[6:] == [
+        ("jobs cancel", "a", "unchanged", ""),
+        ("jobs rerun", "", "ok", "2 of 2 changed: a b"),
+        ("jobs delete", "c", "ok", "state=cancelled"),
+        ("queues pause", "audit", "ok", ""),
+        ("queues resume", "audit", "ok", ""),
+    ]
+
+
+def test_writes_to_schedules_are_in_the_log(cli: Cli, tmp_path: Path) -> None:
+    async def declared() -> None:
+        async with App(f"sqlite:///{tmp_path}/jobs.db") as app:
+
+            @app.task(name="daily")
+            def daily() -> None: ...
+
+            await app.schedules.put("report", "daily", cron="0 9 * * *")
+
+    asyncio.run(declared())
+    id = cli("schedules", "run", "report").out.strip()
+    for verb in ("pause", "resume", "delete", "delete"):
+        cli("schedules", verb, "report")
+    assert log(cli) == [
+        ("schedules run", id, "ok", "name=report"),
+        ("schedules pause", "report", "ok", ""),
+        ("schedules resume", "report", "ok", ""),
+        ("schedules delete", "report", "ok", ""),
+        ("schedules delete", "report", "unchanged", ""),
+    ]
+
+
+def test_a_command_whose_write_can_not_be_audited_says_so_and_does_not_fail(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli("keys", "create", "first", "--scope", "read")
@@ -171,8 +260,29 @@ def test_a_key_that_can_not_be_audited_is_not_created(
 
     monkeypatch.setattr(Audit, "write", down)
     said = cli("keys", "create", "second", "--scope", "read")
-    assert (said.code, said.out) == (5, "")
-    assert [key["name"] for key in cli("keys", "-o", "json").json["keys"]] == ["first"]
+    assert said.code == 0 and said.out.startswith("tw_")
+    assert "could not be written to the audit log: the disk is full" in said.err
+    assert len(cli("keys", "-o", "json").json["keys"]) == 2
+
+
+def test_a_write_that_fails_half_way_is_in_the_log(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("keys", "create", "first", "--scope", "read")
+
+    async def fails(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SqliteStore, "cancel", fails)
+        assert cli("jobs", "cancel", "--task", "x", "--yes").code == 0  # no such job
+        assert cli("queues", "pause", "mail").code == 0
+        broken.setattr(SqliteStore, "pause", fails)
+        assert cli("queues", "pause", "mail").code == 5
+    assert log(cli)[1:] == [
+        ("queues pause", "mail", "ok", ""),
+        ("queues pause", "mail", "failed", ""),
+    ]
 
 
 def test_the_log_is_paged_and_narrowed(cli: Cli, tmp_path: Path) -> None:

@@ -30,4 +30,4 @@ def test_the_commands_of_the_page_run(cli: Cli) -> None:
         said = cli(*(outs[0].strip() if each == "ID" else each for each in argv))
         assert said.code == 0, said.err
         outs.append(said.out)
-    assert "key.revoke" in outs[-1] and "key.create" in outs[-1]
+    assert "keys revoke" in outs[-1] and "keys create" in outs[-1]

@@ -18,6 +18,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from worker_process import Command, enqueue, until
 
+from tickwheel import App
+from tickwheel.store import WorkerCounts
+
 DOCS = Path(__file__).parents[2] / "docs"
 OPEN = "application/openmetrics-text; version=1.0.0"
 
@@ -227,3 +230,31 @@ def test_every_metric_is_in_the_docs() -> None:
     page = (DOCS / "metrics.md").read_text()
     used = {name for each in expressions() for name in NAME.findall(each)}
     assert {name for name in used if name.removesuffix("_bucket") not in page} == set()
+
+
+@pytest.mark.parametrize(
+    ("verb", "env", "tells"),
+    [
+        (["worker"], {}, True),
+        (["worker"], {"TICKWHEEL_METRICS": "off"}, False),
+        (["serve", "--worker", "--port", "0"], {}, True),
+    ],
+)
+def test_a_worker_tells_the_store_what_it_counts_unless_told_otherwise(
+    tmp_path: Path, verb: list[str], env: dict[str, str], tells: bool
+) -> None:
+    (tmp_path / "plain.py").write_text(SHOP.partition("@app.on_alert")[0])
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    async def told() -> list[WorkerCounts | None]:
+        async with app:
+            return [each.counts for each in await app.workers()]
+
+    with Command(tmp_path, *verb, "plain:app", "--lease", "1s", **env):
+        with asyncio.Runner() as runner:
+            enqueue(tmp_path, runner, "mark", name="marked")
+        until((tmp_path / "marked").exists, "the run")
+        if tells:
+            until(lambda: [each.done for each in asyncio.run(told()) if each] == [1], "counts")
+        else:
+            until(lambda: asyncio.run(told()) == [None], "a worker")

@@ -144,7 +144,9 @@ def test_the_api_and_a_worker_in_one_process(folder: Path, runner: asyncio.Runne
         server.until_it_says("worker ")
         until(lambda: "pid " in server.said, "the banner")
         assert "access     without API keys: this machine only" in server.said
+        assert f"dashboard  {url_in(server.said)}/\n" in server.said
         with httpx.Client(base_url=url_in(server.said)) as client:
+            assert client.get("/").headers["content-type"].startswith("text/html")
             secret = "s3cret"
             form = {"task": "mark", "arguments": {"name": "packed"}, "meta": {"note": secret}}
             id = client.post("/v1/jobs", json=form, params={}).json()["id"]
@@ -174,7 +176,15 @@ def test_a_store_alone_with_tls_behind_a_path(tmp_path: Path) -> None:
     with Command(
         tmp_path,
         *("serve", "--store", "sqlite:///jobs.db", "--port", "0", "--root-path", "tick/"),
-        *("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--log-format", "json"),
+        *(
+            "--no-dashboard",
+            "--tls-cert",
+            "cert.pem",
+            "--tls-key",
+            "key.pem",
+            "--log-format",
+            "json",
+        ),
     ) as server:
         server.until_it_says("serving https://")
         found = re.search(r"serving (https://127\.0\.0\.1:(\d+)/tick)", server.said)
@@ -187,6 +197,7 @@ def test_a_store_alone_with_tls_behind_a_path(tmp_path: Path) -> None:
             answer = client.post("/v1/jobs", json={"task": "anything", "arguments": {"a": 1}})
             assert answer.status_code == 201, answer.text
             assert answer.headers["location"].startswith("/tick/v1/jobs/")
+            assert client.get("/").status_code == 404
         server.signal(signal.SIGINT)
         assert server.code() == 0
 
@@ -235,8 +246,9 @@ def test_dev_serves_the_api_too(tmp_path: Path) -> None:
     with Command(tmp_path, "dev", "shop:app") as dev:
         dev.until_it_says("started, serving default and http://")
         url = url_in(dev.said)
-        assert f"default and {url}" in dev.said
+        assert f"default and {url}" in dev.said and f"dashboard  {url}/\n" in dev.said
         with httpx.Client(base_url=url) as client:
+            assert client.get("/jobs").headers["content-type"].startswith("text/html")
             client.post("/v1/jobs", json={"task": "mark", "arguments": {"name": "packed"}})
         until((tmp_path / "packed").exists, "the job")
         dev.signal(signal.SIGINT)

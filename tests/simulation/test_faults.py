@@ -23,6 +23,14 @@ from world import Line, Node, World, virtual
 from tickwheel import Outcome, RetryPolicy, State, Task, current_job
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Job
+from tickwheel.operate.flaws import (
+    FlawKind,
+    Span,
+    early_by,
+    flaws_of,
+    repeated_attempts,
+    unrecorded_attempts,
+)
 from tickwheel.outbox import Row, hand_over
 
 LEASE_MS = 4_000
@@ -38,8 +46,9 @@ class Ran:
     id: str
     attempt: int
     due_ms: int
-    start_ms: int
-    end_ms: int | None = None
+    started_ms: int
+    ended_ms: int | None = None
+    outcome: str = ""
 
 
 @dataclass
@@ -132,7 +141,7 @@ class Chaos:
             await asyncio.sleep(seconds)
             if dice.random() > luck:
                 raise RuntimeError("bad luck")
-            ran.end_ms = world.now_ms
+            ran.ended_ms = world.now_ms
 
         @world.app.task
         async def kill() -> None:
@@ -152,7 +161,7 @@ class Chaos:
             async def tick() -> None:
                 ran = self._note(self.ticks)
                 await asyncio.sleep(dice.choice([0.1, 5, 6.5, 20]))
-                ran.end_ms = world.now_ms
+                ran.ended_ms = world.now_ms
 
         return work, kill
 
@@ -248,7 +257,7 @@ class Chaos:
 
     async def judge(self) -> None:
         ran = [*self.record, *self.ticks]
-        assert [each for each in ran if each.start_ms < each.due_ms] == [], "started early"
+        assert [each for each in ran if early_by(each)] == [], "started early"
         runs: dict[str, list[Ran]] = {}
         for each in self.record:
             runs.setdefault(each.id, []).append(each)
@@ -271,36 +280,34 @@ class Chaos:
         assert job.state is State.DONE, f"{job.id} never ended"
         outcomes = Counter(run.outcome for run in job.history)
         if len(job.history) < 20:
-            assert not unknown(job), "an attempt that history doesn't know"
+            assert not unrecorded_attempts(job), "an attempt that history doesn't know"
             assert outcomes[Outcome.LOST] <= job.takeovers
+        if not self.faults.clock_steps:
+            self._judge_history(job)
         # A second whole run is possible, but only where a lease had run out, and then it shows.
-        whole = sum(ran.end_ms is not None for ran in mine)
+        whole = sum(ran.ended_ms is not None for ran in mine)
         assert 1 <= whole <= 1 + job.takeovers
-        assert len({ran.attempt for ran in mine}) == len(mine), "two runs of one attempt"
+        assert not repeated_attempts(ran.attempt for ran in mine), "two runs of one attempt"
         for before, after in pairwise(mine):
-            over = before.end_ms is not None and before.end_ms <= after.start_ms
+            over = before.ended_ms is not None and before.ended_ms <= after.started_ms
             assert over or after.attempt > before.attempt
+
+    def _judge_history(self, job: Job) -> None:
+        """The store's own record says the same: what runs twice has a reason."""
+        now_ms = self.world.now_ms
+        span = Span(since_ms=0, until_ms=now_ms, now_ms=now_ms, late_after_ms=1_000)
+        for flaw in flaws_of(job, span):
+            assert flaw.kind in (FlawKind.LATE, FlawKind.DOUBLED), flaw
+            assert flaw.why or flaw.kind is FlawKind.LATE, flaw
 
     def _judge_ticks(self) -> None:
         """Ticks that skip are left out while the one before runs; none runs beside another, but
         for one whose worker was lost."""
-        first = [each for each in self.ticks if each.attempt == 1 and each.end_ms is not None]
+        first = [each for each in self.ticks if each.attempt == 1 and each.ended_ms is not None]
         again = {each.id for each in self.ticks if each.attempt > 1}
         for before, after in pairwise(first):
-            assert before.end_ms is not None
+            assert before.ended_ms is not None
             if before.id not in again:
-                assert before.end_ms <= after.start_ms, "ticks overlap"
+                assert before.ended_ms <= after.started_ms, "ticks overlap"
         if self.faults.overlap:
             assert len({each.id for each in self.ticks}) > 20, "the schedule fell silent"
-
-
-def unknown(job: Job) -> set[int]:
-    """The attempts that are missing in a job's history. Of several in a row that never started only
-    the last is there."""
-    known, before = set(), 0
-    for run in job.history:
-        known |= (
-            set(range(before + 1, run.attempt + 1)) if run.started_ms is None else {run.attempt}
-        )
-        before = run.attempt
-    return set(range(1, job.attempt + 1)) - known

@@ -37,7 +37,8 @@ def submit(batcher: Batcher[int, int], item: int) -> asyncio.Future[int]:
     """Hand over one item; the future is told what `answered` is."""
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def answered(answer: int | None, error: BaseException | None) -> None:
+    def answered(answers_to: int, answer: int | None, error: BaseException | None) -> None:
+        assert answers_to == item
         if isinstance(error, asyncio.CancelledError):
             future.cancel()
         elif error is not None:
@@ -46,7 +47,7 @@ def submit(batcher: Batcher[int, int], item: int) -> asyncio.Future[int]:
             assert answer is not None
             future.set_result(answer)
 
-    batcher.submit(item, answered)
+    batcher.submit([item], answered)
     return future
 
 
@@ -300,14 +301,14 @@ def test_one_who_does_not_take_its_answer_keeps_nobody_from_theirs() -> None:
         sink = Sink()
         batcher = Batcher(sink.flush)
 
-        def careless(answer: int | None, error: BaseException | None) -> None:
+        def careless(_: int, answer: int | None, error: BaseException | None) -> None:
             raise KeyError(answer)
 
-        batcher.submit(1, careless)
+        batcher.submit([1], careless)
         second = submit(batcher, 2)
         assert await second == 4
         sink.lost = {3, 4}
-        batcher.submit(3, careless)
+        batcher.submit([3], careless)
         with pytest.raises(StoreUnavailable):
             await submit(batcher, 4)
         assert [str(told["exception"]) for told in reported] == ["2", "None"]

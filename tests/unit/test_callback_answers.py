@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -19,6 +20,8 @@ from tickwheel.callbacks.answers import (
     wait_ms,
 )
 from tickwheel.callbacks.hosts import HOSTS_LIMIT, LONGEST_MS, Hosts, Wait
+from tickwheel.callbacks.sending import Sender
+from tickwheel.callbacks.targets import Allowed
 from tickwheel.masking import is_secret_name, shown_arguments
 
 NOW_MS = 1_445_412_480_000  # Wed, 21 Oct 2015 07:28:00 GMT
@@ -127,7 +130,7 @@ def test_arguments_are_shown_without_secrets() -> None:
 # --- Hosts
 
 
-def hosts(per_host: int = 2, total: int = 100, break_after: int = 3) -> Hosts:
+def hosts(per_host: int | None = None, total: int = 100, break_after: int = 3) -> Hosts:
     return Hosts(
         total=total,
         per_host=per_host,
@@ -143,13 +146,85 @@ def fail(all: Hosts, place: str, now_ms: int, times: int = 1) -> None:
         all.leave(place, now_ms, began_ms=now_ms, trouble=True)
 
 
-def test_a_host_has_a_limit_and_others_are_not_affected() -> None:
+def fill(all: Hosts, place: str, now_ms: int = 0) -> int:
+    """Begin as many calls as may go; returns how many."""
+    count = 0
+    while all.enter(place, now_ms) is None:
+        count += 1
+    return count
+
+
+def end(all: Hosts, place: str, count: int, now_ms: int, took_ms: int) -> None:
+    for _ in range(count):
+        all.leave(place, now_ms, began_ms=now_ms - took_ms, trouble=False)
+
+
+def test_a_host_can_have_a_limit_and_others_are_not_affected() -> None:
     all = hosts(per_host=2)
     assert all.enter("a", 0) is None and all.enter("a", 0) is None
     assert all.enter("a", 0) == Wait(50, broken=False)
     assert all.enter("b", 0) is None
     all.leave("a", 0, began_ms=0, trouble=False)
     assert all.enter("a", 0) is None
+
+
+def test_each_host_that_does_not_answer_gets_half_of_what_the_others_leave() -> None:
+    all = hosts()
+    assert [fill(all, each) for each in ("a", "b", "c", "d", "e")] == [50, 25, 12, 6, 2]
+
+
+def test_the_last_slots_are_for_hosts_that_have_answered() -> None:
+    all = hosts()
+    assert all.enter("known", 0) is None
+    end(all, "known", 1, now_ms=0, took_ms=0)
+    for n in range(1_000):
+        fill(all, f"a:{n}", 100_000)
+    assert all.active == 95
+    assert all.enter("known", 100_000) is None
+    assert all.enter("known", 100_000) is not None, "it does not answer any more"
+    end(all, "known", 1, now_ms=100_001, took_ms=1)
+    assert fill(all, "known", 100_001) == 4
+
+
+def test_a_host_that_answers_quickly_gets_nearly_all_until_another_one_needs_room() -> None:
+    all = hosts()
+    assert fill(all, "a") == 50
+    end(all, "a", 1, now_ms=1_000, took_ms=1_000)
+    assert fill(all, "a", 1_000) == 41 and all.active == 90
+    # What it gives back goes to the other one, until both have as many.
+    active = {"a": 90, "b": 0}
+    for now_ms in range(1_000, 1_100):
+        for each in active:
+            end(all, each, min(active[each], 1), now_ms, took_ms=1)
+            active[each] += fill(all, each, now_ms) - min(active[each], 1)
+    assert min(active.values()) >= 45 and all.active == 94
+
+
+@pytest.mark.parametrize("took_ms, later_ms", [(1_001, 0), (1, 1_001)])
+def test_a_host_that_is_slow_or_no_longer_answers_is_not_quick(took_ms: int, later_ms: int) -> None:
+    all = hosts()
+    assert fill(all, "a") == 50
+    end(all, "a", 1, now_ms=2_000, took_ms=took_ms)
+    assert fill(all, "a", 2_000 + later_ms) == 1 and all.active == 50
+
+
+def test_calls_that_get_no_answer_do_not_make_a_host_quick() -> None:
+    all = hosts()
+    assert fill(all, "a") == 50
+    all.leave("a", 500, began_ms=0, trouble=True)
+    all.leave("a", 500, began_ms=0, trouble=None)
+    assert fill(all, "a", 500) == 2 and all.active == 50
+
+
+def test_a_worker_with_few_slots_leaves_one_to_other_hosts() -> None:
+    all = hosts()
+    for slots, slow, quick in [(1, 1, 1), (2, 1, 1), (3, 1, 2), (4, 2, 3), (10, 5, 9)]:
+        all.slots = slots
+        assert fill(all, "a") == slow
+        end(all, "a", 1, now_ms=0, took_ms=0)
+        assert fill(all, "a") == 1 + quick - slow
+        end(all, "a", all.active, now_ms=0, took_ms=0)
+        all = hosts()
 
 
 def test_all_together_have_a_limit() -> None:
@@ -174,11 +249,33 @@ def test_the_longer_a_host_is_busy_the_longer_calls_stay_away() -> None:
 
 
 def test_a_call_may_wait_in_its_slot_for_a_host_that_is_quick() -> None:
-    all = hosts(per_host=1)
-    assert all.enter("a", 0) is None
-    assert all.may_linger("a", 0, 10) and all.may_linger("a", 19, 10)
-    assert not all.may_linger("a", 20, 10), "too many do"
-    assert not all.may_linger("a", 0, 25), "it is not quick"
+    all = hosts()
+    assert fill(all, "a") == 50
+    assert all.may_linger("a", 0, 10) and all.may_linger("a", 24, 10)
+    assert not all.may_linger("a", 25, 10), "half of the slots that are free are taken so"
+    assert not all.may_linger("a", 0, 25), "it does not move"
+    end(all, "a", 1, now_ms=30, took_ms=30)
+    assert all.may_linger("a", 50, 30) and not all.may_linger("a", 51, 30)
+
+
+async def test_a_call_that_leaves_lets_the_next_one_in_before_any_newcomer() -> None:
+    sender = Sender(Allowed(), all := hosts(per_host=1), None, 100)
+    try:
+        assert await sender.enter("a", lambda: 0) is None
+        next_one = asyncio.create_task(sender.enter("a", lambda: 0))
+        await asyncio.sleep(0)
+        sender.leave("a", 0, began_ms=0, trouble=False)
+        assert all.enter("a", 0) is not None, "its turn is taken"
+        assert await next_one is None and all.active == 1
+        # One that is cancelled in its turn gives it back.
+        cancelled = asyncio.create_task(sender.enter("a", lambda: 0))
+        await asyncio.sleep(0)
+        sender.leave("a", 0, began_ms=0, trouble=False)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled() and all.active == 0
+    finally:
+        await sender.close()
 
 
 def test_a_host_that_fails_in_a_row_is_left_alone_until_a_probe_succeeds() -> None:
@@ -198,7 +295,7 @@ def test_a_host_that_fails_in_a_row_is_left_alone_until_a_probe_succeeds() -> No
 
 def test_calls_that_get_no_answer_do_not_count_if_others_went_well_meanwhile() -> None:
     """They end together: those that begin within a moment time out within a moment."""
-    all = hosts(per_host=20, break_after=3)
+    all = hosts(break_after=3)
     for _ in range(10):
         assert all.enter("a", 1_000) is None
     all.leave("a", 1_010, began_ms=1_000, trouble=False)
@@ -229,7 +326,7 @@ def test_a_probe_that_is_cancelled_lets_the_next_one_try() -> None:
 
 
 def test_calls_that_began_earlier_do_not_prolong_the_wait() -> None:
-    all = hosts(per_host=5, break_after=1)
+    all = hosts(break_after=1)
     for _ in range(5):
         assert all.enter("a", 0) is None
     for _ in range(5):

@@ -48,6 +48,10 @@ def test_settings_are_written_as_people_write_them(tmp_path: Path) -> None:
     assert (settings.lease, settings.dead_retention) == ("20s", "30d")
     assert (settings.log_level, settings.concurrency) == ("warning", 7)
     assert load(environ={"TICKWHEEL_QUEUES": "a, b"}, folder=tmp_path).settings.queues == ("a", "b")
+    for text, on in (("on", True), ("TRUE", True), ("no", False), ("0", False)):
+        assert load(environ={"TICKWHEEL_METRICS": text}, folder=tmp_path).settings.metrics is on
+    (tmp_path / "tickwheel.toml").write_text("metrics = false")
+    assert load(environ={}, folder=tmp_path).settings.metrics is False
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,7 @@ def test_settings_are_written_as_people_write_them(tmp_path: Path) -> None:
         ("queues = 1", "must be a list of names"),
         ('log_level = "loud"', "must be one of debug, info"),
         ('log_format = "xml"', "must be one of text, json"),
+        ('metrics = "maybe"', "tickwheel.toml: metrics: must be true or false, not 'maybe'"),
         ("lease = ", "tickwheel.toml can't be read"),
     ],
 )

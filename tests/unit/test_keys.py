@@ -17,6 +17,7 @@ from tickwheel.errors import BadArguments, BadConfig, BadTime, StoreUnavailable,
 from tickwheel.limit import Rate, parse_rate
 from tickwheel.masking import scrubbed
 from tickwheel.operate import keys as keys_module
+from tickwheel.operate import remembered
 from tickwheel.operate.keys import Key, Keys, Scope, id_of
 from tickwheel.stores.memory import MemoryStore
 
@@ -224,11 +225,11 @@ async def test_many_checks_ask_the_store_once_in_a_while(place: Place) -> None:
 async def test_unknown_keys_are_remembered_too_and_not_too_many(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module, "CACHED", 10)
+    monkeypatch.setattr(remembered, "CACHED", 10)
     unknown = [f"tw_{n:016x}_{n:064x}" for n in range(50)]
     for text in unknown:
         assert await place.keys.check(text) is None
-    assert len(place.keys._seen) == 10
+    assert len(place.keys._records._seen) == 10
     asked = place.store.asked
     for text in unknown[-10:]:
         assert await place.keys.check(text) is None

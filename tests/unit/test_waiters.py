@@ -6,10 +6,11 @@ import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 
-from tickwheel.stores.waiting import Waiters
+from tickwheel.stores.waiting import CALM_AFTER, CALM_S, SPREAD_MS, Waiters, slack_of
 from tickwheel.testing import run_virtual
 
 NOW = 1_000_000
@@ -204,3 +205,59 @@ async def test_a_wait_whose_loop_was_closed_is_forgotten() -> None:
     await asyncio.to_thread(thread.join)
     waiters.notify()
     assert not waiters.anyone
+
+
+# --- Slack: jobs that can be claimed come together
+
+SLACK = 20_000
+
+
+async def with_slack(waiters: Waiters, look: Look, *, ms: int = MINUTE) -> int:
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    await waiters.until_due((), look, now_ms=NOW, until_ms=NOW + ms, slack_ms=SLACK)
+    return round((loop.time() - start) * 1000)
+
+
+@in_virtual_time
+async def test_with_slack_a_wait_lets_its_time_pass_by_that_much(waiters: Waiters) -> None:
+    took = [await with_slack(waiters, Look(5_000)) for _ in range(20)]
+    assert all(5_000 + SLACK - SPREAD_MS <= each <= 5_000 + SLACK for each in took)
+    assert len(set(took)) > 1, "several handles would end at the same moment"
+
+
+@in_virtual_time
+async def test_and_goes_on_if_another_handle_has_taken_everything_by_then(
+    waiters: Waiters,
+) -> None:
+    look = Look(5_000, 25_000)
+    assert await with_slack(waiters, look) >= 25_000 + SLACK - SPREAD_MS
+    assert len(look.at) == 3
+
+
+@in_virtual_time
+async def test_but_not_beyond_the_end_of_the_wait(waiters: Waiters) -> None:
+    assert await with_slack(waiters, Look(5_000), ms=10_000) == 10_000
+    assert await with_slack(waiters, Look(None), ms=10_000) == 10_000
+
+
+@in_virtual_time
+async def test_what_is_due_already_ends_it_at_once(waiters: Waiters) -> None:
+    assert await with_slack(waiters, Look(-SLACK)) == 0
+
+
+@in_virtual_time
+async def test_with_slack_it_relies_longer_on_notifications_after_a_while(_: Waiters) -> None:
+    class Often(Waiters):
+        def patience_s(self, silent: int) -> float:
+            return 1.0
+
+    look = Look(None)
+    await with_slack(Often(), look)
+    gaps = [after - before for before, after in pairwise(look.at)]
+    assert gaps[:CALM_AFTER] == [1_000] * CALM_AFTER
+    assert gaps[CALM_AFTER] == int(CALM_S * 1000)
+
+
+def test_there_is_slack_only_where_jobs_are_handed_out_long_before() -> None:
+    assert [slack_of(ms) for ms in (0, 500, 1_000, 20_000)] == [0, 0, 0, 19_000]

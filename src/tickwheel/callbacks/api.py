@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import msgspec
+
 from tickwheel import webhooks
 from tickwheel.app import App
 from tickwheel.callbacks import answers
@@ -33,10 +35,10 @@ from tickwheel.checks import ID_LIMIT, AnyPriority, checked_options
 from tickwheel.clock import StoreClock
 from tickwheel.duration import Duration, duration_ms, moment
 from tickwheel.engine.context import current_job
-from tickwheel.errors import BadArguments, BadConfig, GiveUp, Retry, Snooze, StoreError, shown
-from tickwheel.job import Job, Priority
+from tickwheel.errors import BadArguments, BadConfig, GiveUp, Retry, Snooze, shown
+from tickwheel.job import Job, Outcome, Priority, Settlement
 from tickwheel.masking import CALLBACK_TASK
-from tickwheel.retry import RetryPolicy, allowed, describe
+from tickwheel.retry import RetryPolicy
 from tickwheel.task import Call, JobHandle, checked_timeout
 from tickwheel.version import __version__
 
@@ -48,10 +50,8 @@ log = logging.getLogger("tickwheel")
 # About half a day in all.
 RETRIES = RetryPolicy(retries=8, first="5s", factor=4, cap="6h")
 LONGEST_TIMEOUT_MS = 3_600_000
-# What a run has on top of its timeout, to enqueue what follows from it.
+# What a run has on top of its timeout, which is for the request alone.
 AFTERWARDS_MS = 10_000
-# How soon a run is repeated that could not enqueue what follows from it.
-AGAIN_S = 5
 # After this long, a job whose host is left alone fails like any other, and ends at last.
 PATIENCE_MS = 86_400_000
 # A call that failed counts against its host if it had this long, or the usual time.
@@ -70,9 +70,10 @@ class Callbacks:
     only to those that it lists: "api.example.com", "*.example.com:8443", "http://localhost:8000",
     "10.0.0.0/8".
 
-    A worker has at most `connections` calls under way, and `per_host` of them to one host. A host
-    that failed `break_after` times in a row is left alone for `break_for`, then tried with one
-    call.
+    A worker has at most `connections` calls under way, and `per_host` of them to one host. Without
+    that limit, a host that answers quickly can have nine tenths of the worker's slots, and one that
+    doesn't half of those that others leave. A host that failed `break_after` times in a row is left
+    alone for `break_for`, then tried with one call.
     """
 
     @checked_options
@@ -88,7 +89,7 @@ class Callbacks:
         timeout: Duration = "30s",
         expires: Duration | None = None,
         connections: int = 500,
-        per_host: int = 50,
+        per_host: int | None = None,
         break_after: int = 10,
         break_for: Duration = "10s",
         resolver: Any = None,
@@ -104,7 +105,7 @@ class Callbacks:
         self._resolver = resolver
         for name, count in {
             "connections": connections,
-            "per_host": per_host,
+            "per_host": 1 if per_host is None else per_host,
             "break_after": break_after,
         }.items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -127,7 +128,8 @@ class Callbacks:
         self._senders: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Open] = (
             weakref.WeakKeyDictionary()
         )
-        app.resources.append(self._sender)
+        app.resources.append(self._sender_of_worker)
+        app.following[CALLBACK_TASK] = self._following
         app.callbacks = self
 
     @checked_options
@@ -193,27 +195,19 @@ class Callbacks:
         timeout_ms: int | None = None,
         due_ms: int | None = None,
     ) -> Answer:
-        """Send one request; `due_ms` is when it should first have been sent."""
+        """Send one request; `due_ms` is when it should first have been sent. See `_following` for
+        `on_done` and `on_dead`."""
         context = current_job()
         if context is None:
             raise BadArguments("http.call runs in a worker; to send a request, use callbacks.call")
-        job = context.job
         try:
             request = self._request(url, method, headers, Body(body, body_base64))
             within_ms = self._timeout_ms if timeout_ms is None else timeout_ms
             if within_ms < 1:
                 raise BadArguments(f"timeout_ms={within_ms}: must be at least 1")
-            answer = await self._attempt(job, request, within_ms, due_ms)
-        except Snooze:
-            raise
-        except Exception as error:
-            ended = GiveUp(str(error)) if isinstance(error, BadArguments) else error
-            if on_dead is not None and _is_last(job, ended, self._policy):
-                await self._tell("dead", on_dead, job, url, error=describe(ended))
-            raise ended from None
-        if on_done is not None:
-            await self._tell("done", on_done, job, url, answer=answer)
-        return answer
+        except BadArguments as error:
+            raise GiveUp(str(error)) from None
+        return await self._attempt(context.job, request, within_ms, due_ms)
 
     def _request(
         self, url: str, method: str, headers: Mapping[str, str] | None, body: Body
@@ -291,42 +285,32 @@ class Callbacks:
             return headers | webhooks.sign(body, id=id, keys=keys, timestamp=now_ms // 1000)
         return headers | {webhooks.ID: id, webhooks.TIMESTAMP: str(now_ms // 1000)}
 
-    async def _tell(
-        self,
-        end: str,
-        url: str,
-        job: Job,
-        called: str,
-        *,
-        answer: Answer | None = None,
-        error: str | None = None,
-    ) -> None:
-        """Enqueue a callback about how the job ended, before that is written: it may be enqueued
-        for an end that is then not the last, but is never missed. Its id makes it one job."""
-        client = await self._app.client()
+    def _following(self, settlement: Settlement) -> Job | None:
+        """A callback about how the job ended, if it asks for one; its id makes it one job."""
+        job = settlement.job
+        end = "done" if settlement.outcome is Outcome.DONE else "dead"
+        if f'"on_{end}"' not in job.payload:
+            return None
+        arguments = msgspec.json.decode(job.payload, type=dict[str, Any])
+        if (url := arguments.get(f"on_{end}")) is None:
+            return None
         told = {
             "type": f"job.{end}",
-            "timestamp": _iso(client.clock.now_ms()),
-            "data": {
-                "id": job.id,
-                "task": job.task,
-                "queue": job.queue,
-                "attempts": job.failures + job.takeovers + 1,
-                "url": called.partition("?")[0],
-                "status": None if answer is None else answer.status,
-                "answer": None if answer is None else answer.text,
-                "error": error,
-            },
+            "timestamp": _iso(settlement.ended_ms),
+            "data": _end_in_words(settlement, arguments),
         }
-        following, priority = following_id(job.id, end), Priority(job.priority)
+        using = self.using(
+            id=following_id(job.id, end),
+            queue=job.queue,
+            priority=Priority(job.priority),
+            meta=job.meta,
+            inherit_meta=False,
+        )
         try:
-            using = self.using(id=following, queue=job.queue, priority=priority, meta=job.meta)
-            await client.add(using.job(url, body=told))
+            return using.job(url, body=told)
         except BadArguments as refused:
             log.error("%s %s: on_%s could not be enqueued: %s", job.task, job.id, end, refused)
-        except StoreError:
-            # Come again, even if this was the last failure.
-            raise Snooze(AGAIN_S) from None
+            return None
 
     # --- What is open
 
@@ -345,6 +329,17 @@ class Callbacks:
             if not opened.users:
                 del self._senders[loop]
                 await opened.sender.close()
+
+    @asynccontextmanager
+    async def _sender_of_worker(self, slots: int) -> AsyncIterator[None]:
+        """Keep a sender open for a worker with so many slots: those of all workers of this loop are
+        shared among the hosts."""
+        async with self._sender() as sender:
+            sender.hosts.slots += slots
+            try:
+                yield
+            finally:
+                sender.hosts.slots -= slots
 
     def _new_sender(self) -> Sender:
         from tickwheel.callbacks.sending import Sender
@@ -501,9 +496,23 @@ def _judged(
     raise Retry(timedelta(milliseconds=wait_ms), words)
 
 
-def _is_last(job: Job, error: BaseException, policy: RetryPolicy) -> bool:
-    """Whether the job is dead after this failure."""
-    return job.failures + 1 > allowed(job, error, policy)
+def _end_in_words(settlement: Settlement, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What `on_done` and `on_dead` are told."""
+    job, ran = settlement.job, settlement.started_ms is not None
+    try:
+        answer = msgspec.json.decode(settlement.result or "", type=Answer)
+    except msgspec.MsgspecError:
+        answer = None  # it was not accepted; or a middleware has another result
+    return {
+        "id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "attempts": job.failures + job.takeovers + ran,
+        "url": str(arguments.get("url")).partition("?")[0],
+        "status": None if answer is None else answer.status,
+        "answer": None if answer is None else answer.text,
+        "error": settlement.error,
+    }
 
 
 def _nominal_ms(job: Job) -> int:

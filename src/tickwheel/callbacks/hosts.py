@@ -1,5 +1,11 @@
 """The hosts that callbacks go to: how many at a time, and which are left alone for a while.
 
+How many calls a host may have depends on how many more there is room for: while a host has few, it
+gets more, and the more are under way, the more is left to others. So the first host that hangs can
+take half of all slots, the next one half of the rest; and one that answers quickly can have nine
+tenths, because it gives them back soon. However many hang, a few slots are left to hosts that have
+answered before.
+
 A call that can't go now is told how long to stay away, so that it doesn't wait in a slot of the
 worker. Time is an argument, and so is chance.
 """
@@ -17,8 +23,14 @@ HOSTS_LIMIT = 10_000
 SHORTEST_MS, LONGEST_MS = 50, 30_000
 # How long a host whose probes fail is left alone at most.
 LONGEST_OPEN_MS = 60_000
-# A call may wait for a busy host that has just ended another: so many calls at a time, for so long.
-LINGERING, LINGER_MS = 20, 25
+# A call may wait for so long for a busy host that has just begun or ended another.
+LINGER_MS = 25
+# A host is quick if it has just answered a call that took no longer than this; "just" is as long.
+QUICK_MS = 1_000
+# How many calls a host may have for each more that there would be room for.
+_QUICK, _SLOW = 9, 1
+# This part of the room, a twentieth, is for hosts that have answered before.
+_RESERVE = 20
 # A host that no call had to stay away from for this long is not busy any more.
 _CALM_MS = 1_000
 
@@ -26,13 +38,14 @@ _CALM_MS = 1_000
 @dataclass(slots=True)
 class _Host:
     active: int = 0
-    # When the last call ended.
-    left_ms: int = 0
+    # When a call last began or ended, and when one was last answered quickly.
+    moved_ms: int = 0
+    quick_ms: int | None = None
     # Since when it has been busy, and when that last kept a call away.
     busy_since_ms: int = 0
     kept_away_ms: int | None = None
     # When a call last went well.
-    went_well_ms: int = -1
+    went_well_ms: int | None = None
     # How many calls failed in a row, and until when it is left alone since: None if it is not.
     failures: int = 0
     open_until_ms: int | None = None
@@ -50,18 +63,21 @@ class Wait:
 
 
 class Hosts:
-    """The state of each host, in one process."""
+    """The state of each host, in one process: a host is a name and a port."""
 
     def __init__(
         self,
         *,
         total: int,
-        per_host: int,
+        per_host: int | None = None,
         break_after: int,
         break_ms: int,
         rand: Callable[[], float] = random.random,
     ) -> None:
+        """At most `total` calls are under way, and `per_host` of them to one host. `slots`
+        says how many there are slots for; 0 if that is not known."""
         self._total = total
+        self.slots = 0
         self._per_host = per_host
         self._break_after = break_after
         self._break_ms = break_ms
@@ -80,32 +96,54 @@ class Hosts:
                 return self._turn(host, now_ms, broken=True)
             if now_ms < host.open_until_ms:
                 return self._after(host.open_until_ms - now_ms)
-        elif host.active >= self._per_host:
+        elif not self._has_share(host, now_ms):
             return self._turn(host, now_ms, broken=False)
         if self.active >= self._total:
             return self._turn(host, now_ms, broken=False)
         host.probing = host.open_until_ms is not None
+        host.moved_ms = now_ms
         host.active += 1
-        if host.active == self._per_host:
-            host.left_ms = max(host.left_ms, now_ms)
         self.active += 1
         return None
 
+    def _has_share(self, host: _Host, now_ms: int) -> bool:
+        """Whether one more call leaves enough room for other hosts."""
+        if self._per_host is not None and host.active >= self._per_host:
+            return False
+        quick = _is_quick(host, now_ms)
+        answers = quick or (not host.active and host.went_well_ms is not None)
+        if not answers and self._free <= self._room // _RESERVE:
+            return False
+        return not host.active or host.active < (self._free - 1) * (_QUICK if quick else _SLOW)
+
+    @property
+    def _room(self) -> int:
+        """How many calls there is room for."""
+        return min(self.slots or self._total, self._total)
+
+    @property
+    def _free(self) -> int:
+        return self._room - self.active
+
     def may_linger(self, place: str, lingering: int, now_ms: int) -> bool:
-        """Whether a call may wait for a moment in its slot, beside others that do: it is cheaper
-        than to come again, if the host is quick."""
-        return lingering < LINGERING and now_ms - self._hosts[place].left_ms < LINGER_MS
+        """Whether a call may wait for a moment in its slot, beside others that do: that is cheaper
+        than to come again. They may take all slots only while the host is quick."""
+        host = self._hosts[place]
+        room = self._free if _is_quick(host, now_ms) else self._free // 2
+        return lingering < room and now_ms - host.moved_ms < LINGER_MS
 
     def leave(self, place: str, now_ms: int, *, began_ms: int, trouble: bool | None) -> None:
         """A call has ended: in trouble, well, or None: without an answer that tells."""
         host = self._hosts[place]
-        host.left_ms = now_ms
+        host.moved_ms = now_ms
         host.active -= 1
         self.active -= 1
         if trouble is None:
             host.probing = False
         elif not trouble:
             host.went_well_ms = now_ms
+            if now_ms - began_ms <= QUICK_MS:
+                host.quick_ms = now_ms
             host.failures, host.open_until_ms, host.open_ms, host.probing = 0, None, 0, False
         else:
             self._failed(host, began_ms, now_ms)
@@ -118,7 +156,8 @@ class Hosts:
     def _failed(self, host: _Host, began_ms: int, now_ms: int) -> None:
         # The host has answered since the call began: calls that get no answer end together, though
         # others between them went well.
-        if began_ms <= host.went_well_ms and not host.probing:
+        answered = host.went_well_ms is not None and began_ms <= host.went_well_ms
+        if answered and not host.probing:
             return
         host.failures += 1
         # Calls that began before it was left alone say nothing new.
@@ -154,3 +193,7 @@ class Hosts:
     def _after(self, ms: int) -> Wait:
         """Calls to a host that is left alone come back when it is not, but not all at once."""
         return Wait(round(max(ms, SHORTEST_MS) * (1 + 0.2 * self._rand())), broken=True)
+
+
+def _is_quick(host: _Host, now_ms: int) -> bool:
+    return host.quick_ms is not None and now_ms - host.quick_ms <= QUICK_MS

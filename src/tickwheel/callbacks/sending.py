@@ -103,10 +103,10 @@ class Sender:
             return wait
         if not self.hosts.may_linger(place, self._lingering_all, now_ms()):
             return wait
-        return self.hosts.enter(place, now_ms()) if await self._lingered(place) else wait
+        return None if await self._lingered(place, now_ms) else wait
 
-    async def _lingered(self, place: str) -> bool:
-        """Wait until a call to this place ends, for a moment; False if none did."""
+    async def _lingered(self, place: str, now_ms: Callable[[], int]) -> bool:
+        """Wait for a moment until a call that leaves lets this one in; False if none did."""
         turn = asyncio.get_running_loop().create_future()
         lingering = self._lingering.setdefault(place, deque())
         lingering.append(turn)
@@ -115,23 +115,29 @@ class Sender:
             async with asyncio.timeout(LINGER_MS / 1000):
                 await turn
         except TimeoutError:
-            return False
+            return turn.done() and not turn.cancelled()
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(place, now_ms(), began_ms=now_ms(), trouble=None)
+            raise
         finally:
             self._lingering_all -= 1
             if turn in lingering:
                 lingering.remove(turn)
-            if not lingering:
-                self._lingering.pop(place, None)
+            if not lingering and self._lingering.get(place) is lingering:
+                del self._lingering[place]
         return True
 
     def leave(self, place: str, now_ms: int, *, began_ms: int, trouble: bool | None) -> None:
-        """A call that has entered has ended: the next one may go."""
+        """A call that has entered has ended: the next one goes in its place, if it may."""
         self.hosts.leave(place, now_ms, began_ms=began_ms, trouble=trouble)
         lingering = self._lingering.get(place)
         while lingering:
-            turn = lingering.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            if lingering[0].done():
+                lingering.popleft()
+            elif self.hosts.enter(place, now_ms) is None:
+                lingering.popleft().set_result(None)
+            else:
                 break
 
     async def send(

@@ -55,7 +55,8 @@ def reload(work: Work) -> int:
 def _api(work: Work) -> list[tuple[str, str]]:
     if work.port is None:
         return []
-    return [("api", f"http://127.0.0.1:{work.port}/v1/openapi.json")]
+    url = f"http://127.0.0.1:{work.port}"
+    return [("dashboard", f"{url}/"), ("api", f"{url}/v1/openapi.json")]
 
 
 async def _reload(work: Work) -> int:

@@ -22,7 +22,8 @@ def dev(**flags: Any) -> int:
     """Run a worker that restarts when the code changes.
 
     Logs each job. Watches the .py and .toml files in the current folder. With the extra `http`, it
-    serves the HTTP API too. In production, use tickwheel worker and tickwheel serve.
+    serves the dashboard and the HTTP API too. In production, use tickwheel worker and tickwheel
+    serve.
     """
     flags["grace"] = flags["grace"] or GRACE
     flags["log_level"] = flags["log_level"] or LOG_LEVEL

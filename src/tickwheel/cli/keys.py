@@ -21,11 +21,9 @@ from tickwheel.cli.output import (
 )
 from tickwheel.cli.times import from_ms, now_ms
 from tickwheel.duration import iso, moment
-from tickwheel.errors import StoreError
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
-    from tickwheel.operate.audit import Entry
     from tickwheel.operate.keys import Key
 
 SCOPES = ("enqueue", "read", "operate", "admin")
@@ -132,24 +130,14 @@ def create(
     enqueue adds jobs. read sees jobs, queues, schedules and workers; operate also cancels, reruns,
     deletes and pauses; admin does everything. --queue and --task can be repeated.
     """
-    from tickwheel.operate.audit import Audit
     from tickwheel.operate.keys import Keys
 
     until = None if expires is None else moment(from_ms("--expires", expires, now_ms()))
 
     async def step(client: Client) -> tuple[Key, str]:
-        them, log = Keys(client), Audit(client)
-        key, text = await them.create(
+        return await Keys(client).create(
             name, scopes, queues=queues, tasks=tasks, expires=until, rate=rate
         )
-        detail = f"{key.name}: {' '.join(key.scopes)}"
-        try:
-            await log.write([_entry(client, "key.create", key.id, detail=detail)])
-        except StoreError:
-            # Nobody would see its text.
-            await them.revoke(key.id)
-            raise
-        return key, text
 
     app = app_of(where)
     refuse_memory(app.url)
@@ -166,44 +154,12 @@ def create(
 @common
 def revoke(id: str, where: Where, as_json: bool) -> int:
     """Revoke an API key: it stops within two seconds."""
-    from tickwheel.operate.audit import Audit
     from tickwheel.operate.keys import Keys, id_of
 
     id = id_of(id)
-
-    async def step(client: Client) -> bool:
-        log = Audit(client)
-        revoked = await Keys(client).revoke(id)
-        outcome = "ok" if revoked else "not-found"
-        await log.write([_entry(client, "key.revoke", id, outcome=outcome)])
-        return revoked
-
-    revoked = ask(where, step)
+    revoked = ask(where, lambda client: Keys(client).revoke(id))
     if as_json:
         emit_json({"id": id, "outcome": "revoked" if revoked else "unknown"})
     else:
         click.echo(f"{id}: {'revoked' if revoked else 'unknown: no key has this id'}")
     return OK if revoked else NOT_FOUND
-
-
-def _entry(
-    client: Client, action: str, target: str, *, outcome: str = "ok", detail: str = ""
-) -> Entry:
-    import getpass
-    import socket
-
-    from tickwheel.operate.audit import Entry
-
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in some containers
-        user = "unknown"
-    return Entry(
-        at_ms=client.clock.now_ms(),
-        who=f"cli:{user}",
-        action=action,
-        target=target,
-        source=socket.gethostname(),
-        outcome=outcome,
-        detail=detail,
-    )

@@ -200,11 +200,10 @@ def named_app(name: str | None) -> App:
 
 
 async def _ask(app: App, question: Callable[[Client], Awaitable[T]]) -> T:
-    await open_app(app)
-    try:
-        return await question(await app.client())
-    finally:
-        await app.__aexit__()
+    from tickwheel.cli.auditing import audited
+
+    async with audited(app, open_app) as client:
+        return await question(client)
 
 
 async def open_app(app: App) -> None:

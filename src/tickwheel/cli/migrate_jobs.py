@@ -40,17 +40,15 @@ def migrate_jobs(source: str, target: str, dry_run: bool, yes: bool, as_json: bo
 
 async def _migrate(source: str, target: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     from tickwheel.app import App
+    from tickwheel.cli.auditing import audited
     from tickwheel.cli.load_app import must_be_there, open_app
     from tickwheel.operate.transfer import Transfer
 
     must_be_there(source)
     # Without keys: sealed jobs move as they are, and unsigned ones are not signed on the way.
     old, new = (App(url, signing_keys=(), encryption_keys=()) for url in (source, target))
-    try:
-        await open_app(old)
-        await open_app(new)
-        clients = await old.client(), await new.client()
-        transfer = Transfer(clients[0].store, clients[1].store, clients[0].clock)
+    async with audited(old, open_app) as source_client, audited(new, open_app) as target_client:
+        transfer = Transfer(source_client.store, target_client.store, source_client.clock)
         plan = await transfer.plan()
         if dry_run:
             _show_plan(plan, as_json)
@@ -59,9 +57,6 @@ async def _migrate(source: str, target: str, dry_run: bool, yes: bool, as_json: 
             say("nothing was moved")
             return FAILURE
         moved = await _run(transfer, plan)
-    finally:
-        await old.__aexit__()
-        await new.__aexit__()
     _show_moved(moved, as_json)
     return OK
 

@@ -44,6 +44,7 @@ COMMANDS = (
     "keys",
     "audit",
     "explain",
+    "verify",
     "top",
     "doctor",
     "config",
@@ -51,6 +52,8 @@ COMMANDS = (
     "migrate-jobs",
     "outbox",
     "nats",
+    "bench",
+    "score",
     "demo",
 )
 

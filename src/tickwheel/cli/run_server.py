@@ -1,4 +1,4 @@
-"""Behind `tickwheel serve`: the HTTP API, and a worker if asked, in this process."""
+"""Behind `tickwheel serve`: the HTTP API, the dashboard, and a worker if asked, in this process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tickwheel.cli.run_worker import queues_of, run_app, working
 from tickwheel.cli.shutdown import Shutdown
 from tickwheel.cli.work import Work
 from tickwheel.config import Settings
+from tickwheel.dashboard.pages import dashboard_app
 from tickwheel.duration import duration_ms
 from tickwheel.http.access import refuse_open_bind
 from tickwheel.http.asgi import asgi_app
@@ -39,6 +40,7 @@ class Serving:
     listening: Listening
     worker: bool
     allow_hosts: tuple[str, ...]
+    dashboard: bool
 
     @property
     def work(self) -> Work:
@@ -52,7 +54,8 @@ def serve(wanted: Serving, parent: int | None) -> int:
         app = _callbacks_alone(wanted)
     else:
         app = load_app(wanted.target, wanted.settings.imports)
-    api = asgi_app(
+    made = dashboard_app if wanted.dashboard else asgi_app
+    api = made(
         app,
         allow_hosts=wanted.allow_hosts,
         redact=wanted.settings.redact,
@@ -112,6 +115,7 @@ def _banner(app: App, wanted: Serving, url: str, has_keys: bool) -> None:
         ("tickwheel", __version__),
         ("app", wanted.target or "none: callbacks, and any task of other workers"),
         ("store", store_name(app)),
+        *([("dashboard", f"{url}/")] if wanted.dashboard else []),
         ("api", f"{url}/v1/openapi.json"),
         ("access", "with API keys" if has_keys else "without API keys: this machine only"),
         ("worker", "in this process" if wanted.worker else "none: run tickwheel worker"),

@@ -41,7 +41,7 @@ def serve(work: Work, parent: int | None) -> int:
     """
     app = load_app(work.target, work.settings.imports)
     set_up_logs(work.settings, with_pid=parent is not None)
-    if work.settings.http:
+    if work.settings.http or work.settings.metrics:
         # Before the store is opened, so that all its calls are counted.
         app.enable_metrics()
     return run_app(

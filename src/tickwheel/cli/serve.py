@@ -1,4 +1,4 @@
-"""`tickwheel serve`: the HTTP API of an app, or of a store alone."""
+"""`tickwheel serve`: the HTTP API and the dashboard of an app, or of a store alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tickwheel.errors import BadConfig
     help="Run jobs as well, in the same process: the app's, or without one callbacks.",
 )
 @click.option(
-    "--root-path", metavar="PATH", default="", help="The path under which a proxy serves the API."
+    "--root-path", metavar="PATH", default="", help="The path under which a proxy serves it."
 )
 @click.option("--tls-cert", metavar="FILE", callback=filled, help="A certificate, for HTTPS.")
 @click.option("--tls-key", metavar="FILE", callback=filled, help="Its private key.")
@@ -49,6 +49,9 @@ from tickwheel.errors import BadConfig
     multiple=True,
     help="Without API keys, also answer requests to this host. Can be repeated.",
 )
+@click.option(
+    "--no-dashboard", is_flag=True, help="Serve the HTTP API alone, without pages for people."
+)
 @click.option("--parent", type=int, hidden=True)
 def serve(
     store: str | None,
@@ -60,13 +63,15 @@ def serve(
     tls_key: str | None,
     forwarded_allow_ips: str | None,
     allow_hosts: tuple[str, ...],
+    no_dashboard: bool,
     parent: int | None,
     **flags: Any,
 ) -> int:
-    """Serve the HTTP API, for programs in any language.
+    """Serve the HTTP API and the dashboard.
 
-    The first SIGTERM or Ctrl-C lets running requests, and jobs, finish; the second ends the process
-    at once. GET /v1/openapi.json describes the API. Needs the extra `http`.
+    The API is for programs in any language, the dashboard for people. The first SIGTERM or Ctrl-C
+    lets running requests, and jobs, finish; the second ends the process at once. GET
+    /v1/openapi.json describes the API. Needs the extra `http`.
     """
     if store is not None and flags["app"] is not None:
         raise BadConfig("name an app or use --store, not both")
@@ -97,6 +102,7 @@ def serve(
             listening=listening,
             worker=worker,
             allow_hosts=allow_hosts,
+            dashboard=not no_dashboard,
         ),
         parent,
     )

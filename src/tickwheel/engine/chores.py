@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from tickwheel.clock import StoreClock
+from tickwheel.engine.counts import Counts
 from tickwheel.engine.hand import Held, Stop
 from tickwheel.engine.leases import PARTS
 from tickwheel.engine.options import WorkerOptions
@@ -18,14 +19,23 @@ from tickwheel.engine.scheduler import Scheduler
 from tickwheel.job import State
 from tickwheel.registry import PoolName
 from tickwheel.store import Ask, Store, WorkerInfo
+from tickwheel.stores.waiting import slack_of
 from tickwheel.version import __version__
 
 # A wait for work or requests ends after this long, even if the store's notice got lost.
 IDLE_MS = 5_000
+# With a long `ahead` so many times the slack of the waits, which look by themselves: whoever chose
+# that wants the store to be asked less often.
+IDLE_SLACKS = 15
 # How often the store's clock is read; also at once when our own clock was set.
 MEASURE_S = 5.0
 PRUNE_EVERY_S = 60.0
 PRUNE_BATCH = 1_000
+
+
+def idle_ms(store: Store) -> int:
+    """How long a wait lasts at most."""
+    return max(IDLE_MS, IDLE_SLACKS * slack_of(store.ahead_ms))
 
 
 class Chores:
@@ -40,6 +50,7 @@ class Chores:
         reconnecting: Reconnecting,
         options: WorkerOptions,
         scheduler: Scheduler,
+        counts: Counts | None = None,
     ) -> None:
         self._worker = worker
         self._runs = runs
@@ -49,6 +60,7 @@ class Chores:
         self._reconnecting = reconnecting
         self._options = options
         self._scheduler = scheduler
+        self._counts = counts
         self._began_ms = clock.now_ms()
         # What was asked of held jobs, and has been done about it.
         self._told: dict[str, tuple[Held, Ask]] = {}
@@ -70,6 +82,7 @@ class Chores:
         await self._reconnecting.once(lambda: self._store.beat(self._info(gone=True)))
 
     def _info(self, *, gone: bool = False) -> WorkerInfo:
+        now_ms = self._clock.now_ms()
         return WorkerInfo(
             name=self._worker,
             host=socket.gethostname(),
@@ -78,7 +91,7 @@ class Chores:
             queues=tuple(self._options.queues),
             concurrency=self._options.concurrency,
             started_ms=self._began_ms,
-            seen_ms=self._clock.now_ms(),
+            seen_ms=now_ms,
             gone_after_ms=0 if gone else self._options.lease_ms,
             held=len(self._hand),
             running=self._hand.running,
@@ -86,6 +99,7 @@ class Chores:
             schedules=self._scheduler.declared,
             app=self._scheduler.app,
             tasks=tuple(sorted(self._runs.tasks.names)),
+            counts=None if self._counts is None else self._counts.told(now_ms),
         )
 
     # --- What others ask for
@@ -97,7 +111,7 @@ class Chores:
         known = self._heeded()
         asked = await self._reconnecting.forever(
             lambda: self._store.asked(
-                self._worker, now_ms=now_ms, until_ms=now_ms + IDLE_MS, known=known
+                self._worker, now_ms=now_ms, until_ms=now_ms + idle_ms(self._store), known=known
             )
         )
         new = {id: ask for id, ask in asked.items() if known.get(id) != ask}

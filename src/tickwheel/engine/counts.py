@@ -7,6 +7,8 @@ together, as "other".
 from __future__ import annotations
 
 import inspect
+import os
+import secrets
 import threading
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,13 +21,15 @@ from tickwheel.duration import FARTHEST_MS
 from tickwheel.job import Job, Outcome, Settlement, State
 from tickwheel.objective import Objective, Tally
 from tickwheel.registry import PoolName
-from tickwheel.store import Store
+from tickwheel.store import Store, WorkerCounts
 from tickwheel.trust.store import SealedStore
 
 # How many tasks, queues, and pairs of the two have counts of their own.
 NAMES = 200
 PAIRS = 1_000
 OTHER = "other"
+# How many tasks a worker tells the store of.
+TASKS_TOLD = 100
 
 # The upper bounds of the buckets.
 BOUNDS_MS = (
@@ -163,6 +167,9 @@ class Counts:
 
     def __init__(self, clock: Clock) -> None:
         self._now_ns = clock.monotonic_ns
+        # For what workers tell the store: who counts, and since when.
+        self._token = secrets.token_hex(4)
+        self._since_ms: int | None = None
         self.tasks: dict[str, TaskCounts] = {}
         self._queues: set[str] = set()
         self._pairs = 0
@@ -199,6 +206,38 @@ class Counts:
     def from_any_thread(self) -> Numbers:
         """The same, without the workers, and without runs that have just started."""
         return self._copy(())
+
+    def told(self, now_ms: int) -> WorkerCounts:
+        """What a worker tells the store, by whose clock it is `now_ms`. Call it on the event loop
+        of the workers."""
+        self.count_starts()
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        with self._lock:
+            tasks = list(self.tasks.items())
+            sums = [(name, _sums(each)) for name, each in tasks]
+        late = [sum(each) for each in zip(*(task.late for _, task in tasks), strict=True)]
+        while late and not late[-1]:
+            late.pop()
+        names: dict[str, tuple[int, int, int]] = {}
+        # The first ones: these stay the same, so that each count only grows.
+        for n, (name, each) in enumerate(sums):
+            name = name if n < TASKS_TOLD else OTHER
+            done, failed, dead = names.get(name, (0, 0, 0))
+            if each.done or each.failed or each.dead:
+                names[name] = (done + each.done, failed + each.failed, dead + each.dead)
+        return WorkerCounts(
+            # After a fork, both processes count on.
+            source=f"{self._token}-{os.getpid()}",
+            since_ms=self._since_ms,
+            started=sum(each.started for _, each in sums),
+            done=sum(each.done for _, each in sums),
+            failed=sum(each.failed for _, each in sums),
+            dead=sum(each.dead for _, each in sums),
+            expired=sum(each.expired for _, each in sums),
+            late=tuple(late),
+            tasks=names,
+        )
 
     def _copy(self, workers: Sequence[WorkerGauges]) -> Numbers:
         with self._lock:
@@ -396,6 +435,19 @@ class CountedStore:
         if fired:
             self._counts.added(jobs, [True] * len(jobs))
         return fired
+
+
+def _sums(task: TaskCounts) -> JobCounts:
+    """The jobs of a task in all queues, by the events that a worker tells of."""
+    sums = JobCounts()
+    # Quickly: the event loop waits, and there may be a thousand of them.
+    for each in task.queues.values():
+        sums.started += each.started
+        sums.done += each.done
+        sums.failed += each.failed
+        sums.dead += each.dead
+        sums.expired += each.expired
+    return sums
 
 
 def started_before(job: Job) -> bool:

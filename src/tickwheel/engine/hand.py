@@ -24,8 +24,9 @@ import msgspec
 
 from tickwheel.batch import BATCH_BYTES
 from tickwheel.engine.gathering import Entry, Gathering, Key, most_together
-from tickwheel.job import Job, Outcome, Progress, suspect
+from tickwheel.job import Job, Outcome, Progress, Settlement, suspect
 from tickwheel.registry import Definition, PoolName
+from tickwheel.store import settlement_bytes
 from tickwheel.wheel import TimingWheel
 
 # Called with a run and the job that it waits for; with None once it no longer does.
@@ -81,6 +82,7 @@ class Held:
         "ready_ms",
         "run",
         "said",
+        "settlement",
         "started_ms",
         "state",
         "stop",
@@ -107,6 +109,8 @@ class Held:
         # The run has had its first turn of the loop.
         self.begun = False
         self.stop: Stop | None = None
+        # How it ended, while that is being written.
+        self.settlement: Settlement | None = None
         # The run was cancelled because of `stop`; a thread can't be.
         self.interrupted = False
         # It was released a moment ago, and no other worker took it.
@@ -143,6 +147,10 @@ class Held:
         if self.job.started_ms == told_ms and (progress is None or self.job.progress == progress):
             return self.job
         return msgspec.structs.replace(self.job, started_ms=told_ms, progress=progress)
+
+    def outcome_bytes(self) -> int:
+        """About how many bytes writing its end takes."""
+        return 0 if self.settlement is None else settlement_bytes(self.settlement)
 
     @property
     def untold(self) -> bool:

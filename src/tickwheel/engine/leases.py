@@ -41,8 +41,8 @@ PROGRESS_S = 1.0
 
 
 class Keeper:
-    """Extends all held leases in one call, every third of a lease; between, those of jobs with news
-    of their progress, at most once a second."""
+    """Extends held leases when a third of one has passed, in one call with all that are not new;
+    between, those of jobs with news of their progress, at most once a second."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Keeper:
             if await self._news_within(self._pause_ms() / 1000):
                 await self.extend([each for each in self._hand if each.untold])
             else:
-                await self.extend(list(self._hand))
+                await self.extend(self._begun())
 
     def said(self) -> None:
         """A run has said its progress, perhaps on its own thread."""
@@ -113,6 +113,12 @@ class Keeper:
             return part_ms
         left_ms = soonest_ms - self._clock.now_ms()
         return min(max(left_ms - (PARTS - 1) * part_ms, SHORTEST_MS), part_ms)
+
+    def _begun(self) -> list[Held]:
+        """Those that are not new: of which a sixth has passed. A busy worker holds many that it
+        claimed a moment ago, and will have ended long before they matter."""
+        new_ms = self._clock.now_ms() + self._lease_ms - self._lease_ms // (2 * PARTS)
+        return [each for each in self._hand if (each.job.lease_until_ms or 0) <= new_ms]
 
     async def extend(self, held: Sequence[Held]) -> None:
         """Extend held jobs; stop those that are no longer ours or were cancelled, and put back

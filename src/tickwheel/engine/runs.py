@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from tickwheel.batch import Batcher
 from tickwheel.clock import MS_NS, S_NS, StoreClock
@@ -30,7 +29,7 @@ from tickwheel.engine.reconnect import Reconnecting
 from tickwheel.engine.surroundings import Surroundings
 from tickwheel.job import Job, Settlement, expire, park, release
 from tickwheel.registry import PoolName, Registry
-from tickwheel.store import Store, settlement_bytes
+from tickwheel.store import Store
 from tickwheel.wheel import TimingWheel
 
 log = logging.getLogger("tickwheel")
@@ -83,8 +82,8 @@ class Runs:
         self._expiries: TimingWheel[Held] = TimingWheel()
         self._paused: dict[Held, int] = {}  # what is left to runs whose time stands still
         self._state = surroundings.state
-        self._settling: Batcher[Settlement, bool] = Batcher(
-            self._settle_all, weigh=settlement_bytes, max_inflight=store.max_inflight
+        self._settling: Batcher[Held, bool] = Batcher(
+            self._settle_all, weigh=Held.outcome_bytes, max_inflight=store.max_inflight
         )
         self._most_threads = min(options.threads, options.concurrency)
         self.runner = self._new_runner(ending, surroundings)
@@ -98,6 +97,7 @@ class Runs:
         )
         # Once: a bound method costs something for every job.
         self._waiting = self._lending.waiting
+        self._on_settled = self._settled
         self._alarm = Alarm(self._loop, self.start_due)
         # In the worker's own context, not in that of a run that has just ended.
         self._new_task = in_this_context(self._loop)
@@ -299,7 +299,7 @@ class Runs:
             self.runner.reserve(held)
         self.started[held.pool] += 1
         if self._counts is not None:
-            # All in one place at the end of some run: this is on the way of every job.
+            # Counted at the end of some run: this is on the way of every job.
             self._counts.starts.append(held)
         held.run = self._alive[job.id] = self._new_task(self._run(held), f"{job.task} {job.id}")
         if held.limit:
@@ -411,8 +411,7 @@ class Runs:
             self._paused[held] = max(due_ms - self._clock.monotonic_ms(), 1)
 
     def _ended(self, held: Held, ended: Settlement | batches.Settlements) -> None:
-        """A run ended or was abandoned: free its slot and settle the job, or each job of a batch,
-        once."""
+        """A run ended or was abandoned: free its slot, and settle each of its jobs once."""
         if held.run is None:
             return
         held.run = None
@@ -421,20 +420,19 @@ class Runs:
             self._paused.pop(held, None)
         self.hand.settle(held)
         self.room_freed.set()
-        if isinstance(ended, list):
-            for member, settlement in ended:
-                member.run = None
-                self._settle_run(member, settlement)
-                member.batch = None
-        else:
-            self._settle_run(held, ended)
+        pairs = ended if isinstance(ended, list) else [(held, ended)]
+        ours = [each for each, settlement in pairs if self._ran(each, settlement)]
+        for member in held.members:
+            member.run = member.batch = None
+        self._settling.submit(ours, self._on_settled)
         self._slot_freed()
 
-    def _settle_run(self, held: Held, settlement: Settlement) -> None:
+    def _ran(self, held: Held, settlement: Settlement) -> bool:
+        """Note how a run ended; returns whether that is to be written."""
         self.ended += 1
         if held.stop is not Stop.LOST:
             self.journal.ran(settlement, cancelled=held.stop is Stop.CANCEL)
-        self.settle(held, settlement)
+        return self._note(held, settlement)
 
     def _slot_freed(self) -> None:
         self.fill_slots()
@@ -556,28 +554,31 @@ class Runs:
     # --- Settle
 
     def settle(self, held: Held, settlement: Settlement) -> None:
+        if self._note(held, settlement):
+            self._settling.submit([held], self._on_settled)
+
+    def _note(self, held: Held, settlement: Settlement) -> bool:
+        """Note how a job ended; returns whether that is to be written."""
         if held.stop is Stop.LOST:
             if self._counts is not None:
                 self._counts.ended(settlement, False, held.stop)
             self._forget(held)
-            return
+            return False
+        held.settlement = settlement
         self.hand.settle(held)
-        self._settling.submit(settlement, partial(self._settled, held, settlement, 1))
+        return True
 
-    def _settled(
-        self,
-        held: Held,
-        settlement: Settlement,
-        tries: int,
-        kept: bool | None,
-        error: BaseException | None,
-    ) -> None:
-        cancelled = isinstance(error, asyncio.CancelledError)
-        if cancelled and tries == 1 and not self._closed:
+    def _settled(self, held: Held, kept: bool | None, error: BaseException | None) -> None:
+        if isinstance(error, asyncio.CancelledError) and not self._closed:
             # Everything on the loop was cancelled, including the writer: submit again.
-            self._settling.submit(settlement, partial(self._settled, held, settlement, 2))
-            return
-        if error is not None and not cancelled:
+            self._settling.submit([held], self._settled_or_not)
+        else:
+            self._settled_or_not(held, kept, error)
+
+    def _settled_or_not(self, held: Held, kept: bool | None, error: BaseException | None) -> None:
+        settlement = held.settlement
+        assert settlement is not None
+        if error is not None and not isinstance(error, asyncio.CancelledError):
             words = "its outcome could not be stored, so it runs again"
             say(logging.ERROR, held.job, f"{words}: {error!r}")
         elif error is None and not kept:
@@ -593,8 +594,9 @@ class Runs:
         self.hand.drop(held)
         self.room_freed.set()
 
-    async def _settle_all(self, settlements: Sequence[Settlement]) -> Sequence[bool]:
+    async def _settle_all(self, ended: Sequence[Held]) -> Sequence[bool]:
         """Write outcomes; retries while the store is unreachable, as long as a lease holds."""
+        settlements = [each.settlement for each in ended if each.settlement is not None]
         answers = await self._reconnecting.until(
             lambda: not self._any_lease_holds(settlements),
             lambda: self._store.settle(settlements, now_ms=self._clock.now_ms()),

@@ -24,7 +24,7 @@ from tickwheel.batch import BATCH
 from tickwheel.clock import Clock, StoreClock
 from tickwheel.concurrency import first_of
 from tickwheel.duration import duration_text
-from tickwheel.engine.chores import IDLE_MS, Chores
+from tickwheel.engine.chores import Chores, idle_ms
 from tickwheel.engine.counts import Counts, WorkerGauges
 from tickwheel.engine.hand import Stop
 from tickwheel.engine.leases import Guard, Keeper
@@ -99,7 +99,9 @@ class Worker:
         self._stopped_s: float | None = None
         # How many runs had ended at the last claim, and how many ended between the last two claims.
         self._ended_before = self._pace = 0
-        self._chores = Chores(self.name, self._runs, store, clock, calls, options, self._scheduler)
+        self._chores = Chores(
+            self.name, self._runs, store, clock, calls, options, self._scheduler, counts
+        )
 
     # --- Start and stop
 
@@ -301,19 +303,20 @@ class Worker:
         """Wait until a claim makes sense: for work if there is room, otherwise for room."""
         self._runs.room_freed.clear()
         waiting: Awaitable[object]
+        longest_ms = idle_ms(self._store)
         if room:
             now_ms = self._clock.now_ms()
             waiting = self._reconnecting.once(
                 lambda: self._store.wait(
                     self._options.queues,
                     now_ms=now_ms,
-                    until_ms=now_ms + IDLE_MS,
+                    until_ms=now_ms + longest_ms,
                     tasks=self._tasks.names,
                 )
             )
         else:
             waiting = self._runs.room_freed.wait()
-        await first_of(waiting, self._stopping.wait(), timeout_s=IDLE_MS / 1000)
+        await first_of(waiting, self._stopping.wait(), timeout_s=longest_ms / 1000)
 
     async def _wind_up(self, *, grace_s: float) -> None:
         self._stopping.set()

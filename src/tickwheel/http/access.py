@@ -7,17 +7,22 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
+from starlette.requests import Request
+
 from tickwheel.errors import BadConfig
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.job import Job
 from tickwheel.limit import admit, parse_rate
 from tickwheel.operate.keys import Key, Keys, Scope
+from tickwheel.operate.sessions import Sessions
 
 # No queue and no task can have this name: a key that may use it may use all.
 ANY_NAME = "~"
 # For how many keys the time of the next request is remembered.
 KEYS_REMEMBERED = 10_000
 KEY_LENGTH_MAX = 512
+# The cookie of a session.
+COOKIE = "tickwheel_session"
 # What proxies add to requests that they pass on.
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
@@ -73,17 +78,57 @@ def unauthorized(detail: str) -> Problem:
     )
 
 
-async def identified(keys: Keys, authorization: str | None) -> Caller:
-    """Who sent a request with this header; raises Problem if it must be a key and is not."""
+async def identified(
+    keys: Keys, sessions: Sessions, authorization: str | None, token: str | None
+) -> Caller:
+    """Who sent a request with this header, or else with this token of a session; raises Problem if
+    it must be somebody and is not."""
     text = bearer(authorization)
-    if text is None:
-        if await keys.any():
-            raise unauthorized("send an API key: Authorization: Bearer tw_…")
-        return Caller(None)
-    key = await keys.check(text)
-    if key is None:
-        raise unauthorized("the API key is unknown, revoked or expired")
+    if text is not None:
+        key = await keys.check(text)
+        if key is None:
+            raise unauthorized("the API key is unknown, revoked or expired")
+        return Caller(key)
+    key = None if token is None else await sessions.find(token)
+    if key is None and await keys.any():
+        ended = "the session has ended: sign in again"
+        raise unauthorized(
+            "send an API key: Authorization: Bearer tw_…" if token is None else ended
+        )
     return Caller(key)
+
+
+def session_token(request: Request) -> str | None:
+    """The token of the session that a request is sent in; None if it is sent with a key."""
+    if "authorization" in request.headers:
+        return None
+    return request.cookies.get(COOKIE)
+
+
+def check_same_origin(request: Request) -> None:
+    """Refuse a request that a page of another site may have made a browser send, with its cookie.
+
+    Browsers say which site it was, all but some on plain HTTP; those say the page's origin.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is None and origin is not None:
+        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        site = "same-origin" if _origin(origin) == _origin(own) else "cross-site"
+    if site != "same-origin":
+        raise Problem(
+            Kind.CROSS_ORIGIN,
+            "what is sent with a session's cookie must come from a page of this server; in "
+            "programs, send the API key itself: Authorization: Bearer tw_…",
+        )
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+        return parts.scheme, (parts.hostname or "").lower(), port
+    except ValueError:
+        return None
 
 
 # --- Without keys: this machine only

@@ -28,6 +28,7 @@ from tickwheel.http.table import Incoming, Reply, Table
 from tickwheel.job import Added as Answer
 from tickwheel.job import Job
 from tickwheel.masking import CALLBACK_TASK
+from tickwheel.operate.audit import in_words
 from tickwheel.operate.keys import Scope
 from tickwheel.task import Task
 
@@ -266,6 +267,7 @@ async def add_jobs(incoming: Incoming) -> Reply:
     jobs = [each for each in checked if isinstance(each, Job)]
     incoming.detail = f"{len(checked)} jobs"
     added = await client.add_many([jobs]) if jobs else []
+    incoming.detail = in_words({}, [job.id for job in jobs], sum(added), len(checked))
     taken = [job for job, new in zip(jobs, added, strict=True) if not new]
     repeated = await _repeated(incoming, client, taken) if incoming.idempotency_key else {}
     answers = (

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from tickwheel.batch import Batcher
 from tickwheel.clock import MS_NS, Clock, SystemClock
+from tickwheel.concurrency import cancel_all
 from tickwheel.errors import TickwheelError
-from tickwheel.http.access import Caller, RateLimits, check_local, identified
+from tickwheel.http.access import (
+    Caller,
+    RateLimits,
+    check_local,
+    check_same_origin,
+    identified,
+    session_token,
+)
 from tickwheel.http.body import (
     check_sizes,
     decode,
@@ -25,17 +37,22 @@ from tickwheel.http.body import (
 )
 from tickwheel.http.problems import MEDIA_TYPE, Kind, Problem, problem_of, store_away
 from tickwheel.http.service import Service
+from tickwheel.http.streaming import Parts, StreamedResponse
+from tickwheel.http.streams import stopping
 from tickwheel.http.table import Incoming, Operation, Reply
 from tickwheel.ids import new_id
 from tickwheel.operate.audit import Entry
 
 log = logging.getLogger("tickwheel.http")
 
+OPENAPI = "/v1/openapi.json"
 # No request takes longer, whatever the store does.
 REQUEST_S = 10.0
 # How many requests may be under way, and how many bytes of their bodies are in memory.
 REQUESTS_MOST = 1000
 BODIES_MOST = 256 * 1024 * 1024
+# How many more may wait for the end of a job.
+WAITING_MOST = 2000
 # How long an entry of the audit log may take to be written, if the request has used up its time.
 AUDIT_S = 1.0
 
@@ -44,14 +61,20 @@ class Api:
     """Answers requests."""
 
     def __init__(
-        self, service: Service, *, allow_hosts: Sequence[str] = (), clock: Clock | None = None
+        self,
+        service: Service,
+        operations: Sequence[Operation],
+        *,
+        allow_hosts: Sequence[str] = (),
+        clock: Clock | None = None,
     ) -> None:
         self._service = service
+        self._readable = _readable(operations)
         self._allow_hosts = frozenset(host.lower() for host in allow_hosts)
         self._clock = clock or SystemClock()
         self._rates = RateLimits()
         self._auditing: Batcher[Entry, None] = Batcher(self._write)
-        self._requests = self._bytes = 0
+        self._requests = self._waiting = self._bytes = 0
 
     # --- A request
 
@@ -59,17 +82,7 @@ class Api:
         """Answer a request, whatever happens."""
         arrived = asyncio.get_running_loop().time()
         request_id = new_id(self._now_ms())
-        incoming = Incoming(
-            service=self._service,
-            request_id=request_id,
-            caller=Caller(None),
-            scope=operation.scope,  # type: ignore[arg-type]
-            path={},
-            query=None,
-            body=None,
-            idempotency_key=None,
-            root=request.scope.get("root_path", ""),
-        )
+        incoming = self._incoming(operation, request, request_id, Caller(None))
         try:
             reply = await self._carry_out(operation, request, incoming)
             response = _response(reply, request_id, request.scope.get("root_path", ""))
@@ -89,36 +102,58 @@ class Api:
         _log_access(operation, incoming.caller, source, response.status_code, arrived)
         return response
 
+    def _incoming(
+        self, operation: Operation, request: Request, request_id: str, caller: Caller
+    ) -> Incoming:
+        return Incoming(
+            service=self._service,
+            api=self,
+            request=request,
+            request_id=request_id,
+            caller=caller,
+            scope=operation.scope,  # type: ignore[arg-type]
+            path={},
+            query=None,
+            body=None,
+            idempotency_key=None,
+            root=request.scope.get("root_path", ""),
+        )
+
     async def _carry_out(self, operation: Operation, request: Request, incoming: Incoming) -> Reply:
-        with self._room() as room:
+        with self._room() as room, _problems():
             check_sizes(request)
             until = asyncio.get_running_loop().time() + REQUEST_S
-            try:
-                async with asyncio.timeout_at(until):
-                    await self._let_in(operation, request, incoming)
-                await self._read(operation, request, incoming, room, until)
-                async with asyncio.timeout_at(until):
-                    return await operation.handler(incoming)
-            except TickwheelError as error:
-                raise problem_of(error) from error
-            except TimeoutError:
-                raise store_away(f"it did not answer within {REQUEST_S:g} s") from None
+            async with asyncio.timeout_at(until):
+                await self._let_in(operation, request, incoming)
+            await self._read(operation, request, incoming, room, until)
+            async with asyncio.timeout_at(until) as limit:
+                incoming.wait = partial(self._wait, request, limit)
+                return await operation.handler(incoming)
 
     async def _let_in(self, operation: Operation, request: Request, incoming: Incoming) -> None:
         """Check who it is and what they may do: the one place for every operation."""
+        if operation.writes and session_token(request) is not None:
+            check_same_origin(request)
         if operation.scope is None:
             return
         incoming.path = read_path(request)
         incoming.target = next(iter(incoming.path.values()), "")
-        keys = await self._service.keys()
-        incoming.caller = await identified(keys, request.headers.get("authorization"))
-        if incoming.caller.key is None:
-            client = request.client.host if request.client else None
-            check_local(request.headers, client, self._allow_hosts, writes=operation.writes)
-        self._rates.check(incoming.caller, self._now_ms())
+        incoming.caller = await self._identified(request, writes=operation.writes)
+        self.count(incoming.caller)
         incoming.admitted = True
-        if not incoming.caller.may(operation.scope):
-            raise Problem(Kind.FORBIDDEN, f"the key lacks the scope {operation.scope}")
+        _check_scope(incoming.caller, operation)
+
+    async def _identified(self, request: Request, *, writes: bool) -> Caller:
+        caller = await identified(
+            await self._service.keys(),
+            await self._service.sessions(),
+            request.headers.get("authorization"),
+            session_token(request),
+        )
+        if caller.key is None:
+            client = request.client.host if request.client else None
+            check_local(request.headers, client, self._allow_hosts, writes=writes)
+        return caller
 
     async def _read(
         self,
@@ -162,6 +197,65 @@ class Api:
             self._requests -= 1
             self._bytes -= kept
 
+    async def _wait(
+        self,
+        request: Request,
+        limit: asyncio.Timeout,
+        awaited: asyncio.Future[Any],
+        within_s: float,
+    ) -> None:
+        """Wait in a request: it does not count as one that is under way meanwhile, nor does its
+        time."""
+        if self._waiting >= WAITING_MOST:
+            raise Problem(Kind.OVERLOADED, "too many wait", headers={"Retry-After": "1"})
+        began, until = asyncio.get_running_loop().time(), limit.when() or 0.0
+        limit.reschedule(None)
+        self._waiting += 1
+        self._requests -= 1
+        try:
+            ends = [
+                asyncio.create_task(_left(request)),
+                asyncio.create_task(stopping(request.scope)),
+            ]
+            try:
+                waits = [awaited, *ends]
+                await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_all(*ends)
+        finally:
+            self._waiting -= 1
+            self._requests += 1
+            limit.reschedule(until + asyncio.get_running_loop().time() - began)
+
+    # --- For handlers
+
+    async def identify(self, request: Request) -> Caller:
+        with _problems():
+            async with asyncio.timeout(REQUEST_S):
+                return await self._identified(request, writes=False)
+
+    def count(self, caller: Caller) -> None:
+        self._rates.check(caller, self._now_ms())
+
+    async def read(self, request: Request, caller: Caller, path: str) -> bytes:
+        """As if the caller had sent a request of its own; its rate is not counted."""
+        operation, inner = _found(self._readable, request, path)
+        request_id = new_id(self._now_ms())
+        incoming = self._incoming(operation, inner, request_id, caller)
+        try:
+            with self._room(), _problems():
+                _check_scope(caller, operation)
+                incoming.path = read_path(inner)
+                incoming.query = read_query(inner, operation.query)
+                async with asyncio.timeout(REQUEST_S):
+                    reply = await operation.handler(incoming)
+            return msgspec.json.encode(reply.content)
+        except Problem:
+            raise
+        except Exception as error:
+            log.exception("request %s failed: %s", request_id, operation.id)
+            raise Problem(Kind.INTERNAL, f"the server's log has more under {request_id}") from error
+
     # --- The audit log
 
     async def _record(
@@ -174,7 +268,7 @@ class Api:
             target=incoming.target[:256],
             source=source,
             outcome=outcome,
-            detail=incoming.detail[:256],
+            detail=incoming.detail,
         )
         try:
             async with asyncio.timeout(within_s):
@@ -191,6 +285,61 @@ class Api:
         return self._clock.now_ns() // MS_NS
 
 
+@contextmanager
+def _problems() -> Iterator[None]:
+    """What goes wrong inside, as a problem."""
+    try:
+        yield
+    except TickwheelError as error:
+        raise problem_of(error) from error
+    except TimeoutError:
+        raise store_away(f"it did not answer within {REQUEST_S:g} s") from None
+
+
+def _check_scope(caller: Caller, operation: Operation) -> None:
+    if operation.scope is not None and not caller.may(operation.scope):
+        raise Problem(Kind.FORBIDDEN, f"the key lacks the scope {operation.scope}")
+
+
+def _readable(operations: Sequence[Operation]) -> list[tuple[re.Pattern[str], Operation]]:
+    """Operations that a stream may read, each with what its path is like; those without a name in
+    it first."""
+    found = [
+        each
+        for each in operations
+        if each.method == "GET" and each.scope is not None and each.media == "application/json"
+    ]
+    return [
+        (compile_path(each.path)[0], each) for each in sorted(found, key=lambda o: "{" in o.path)
+    ]
+
+
+def _found(
+    readable: Sequence[tuple[re.Pattern[str], Operation]], request: Request, address: str
+) -> tuple[Operation, Request]:
+    """The operation at this path, and a request for it from the same client."""
+    path, _, query = address.partition("?")
+    if not address.isascii():
+        raise Problem(Kind.BAD_REQUEST, f"quote it in UTF-8: {address[:200]!r}")
+    for pattern, operation in readable:
+        if match := pattern.match(path):
+            changes = {
+                "method": "GET",
+                "path": path,
+                "raw_path": path.encode(),
+                "query_string": query.encode(),
+                "path_params": match.groupdict(),
+            }
+            return operation, Request({**request.scope, **changes})
+    raise Problem(Kind.NOT_FOUND, f"nothing to watch is at {path[:200]!r}; {OPENAPI} lists all")
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def _has_body(request: Request) -> bool:
     return request.headers.get("content-length", "0") != "0" or (
         "transfer-encoding" in request.headers
@@ -204,6 +353,8 @@ def _response(reply: Reply, request_id: str, root: str) -> Response:
     headers = {"X-Request-Id": request_id, "Cache-Control": "no-store", **reply.headers}
     if reply.location is not None:
         headers["Location"] = root + reply.location
+    if isinstance(reply.content, Parts):
+        return StreamedResponse(reply.content, reply.status, headers)
     if isinstance(reply.content, bytes):
         return Response(reply.content, reply.status, headers)
     body = msgspec.json.encode(reply.content)

@@ -13,14 +13,24 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tickwheel.app import App
 from tickwheel.config import setting
 from tickwheel.errors import StoreError
-from tickwheel.http import adding, admin, counting, jobs, operating, schedules
-from tickwheel.http.api import Api, problem_response
+from tickwheel.http import (
+    adding,
+    admin,
+    counting,
+    jobs,
+    operating,
+    overview,
+    schedules,
+    session,
+    watch,
+)
+from tickwheel.http.api import OPENAPI, Api, problem_response
 from tickwheel.http.openapi import document
 from tickwheel.http.problems import Kind
 from tickwheel.http.service import Service
@@ -28,7 +38,6 @@ from tickwheel.http.table import Incoming, Operation, Reply, Table
 
 log = logging.getLogger("tickwheel.http")
 
-OPENAPI = "/v1/openapi.json"
 # How long the store may take to open before the server starts without it.
 OPEN_S = 10.0
 
@@ -48,11 +57,11 @@ def _document(root: str) -> dict[str, Any]:
     return document(OPERATIONS, root)
 
 
-OPERATIONS: Sequence[Operation] = tuple(
-    operation
-    for table in (adding, jobs, counting, schedules, operating, admin)
-    for operation in table.table
-) + tuple(_description)
+_TABLES = (adding, jobs, counting, schedules, operating, overview, admin, session, watch)
+OPERATIONS: Sequence[Operation] = (
+    *(operation for each in _TABLES for operation in each.table),
+    *_description,
+)
 
 
 def asgi_app(
@@ -61,8 +70,9 @@ def asgi_app(
     allow_hosts: Sequence[str] = (),
     redact: Sequence[str] | None = None,
     takes_any_task: bool = False,
+    pages: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
-    """The API of an app, which can be served alone or mounted in another app.
+    """The API of an app, which can be served alone or mounted in another app, with other `pages`.
 
     Opens the app's store on first use; if its lifespan is run, from its start to its end. Turns the
     app's metrics on.
@@ -74,7 +84,7 @@ def asgi_app(
         redact=setting("redact") if redact is None else redact,
         takes_any_task=takes_any_task,
     )
-    api = Api(service, allow_hosts=allow_hosts)
+    api = Api(service, OPERATIONS, allow_hosts=allow_hosts)
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -84,8 +94,8 @@ def asgi_app(
         for path, methods in sorted(by_path.items(), key=lambda each: "{" in each[0])
     ]
     inner = Starlette(
-        routes=routes,
-        lifespan=lambda _: _open(app),
+        routes=[*routes, *pages],
+        lifespan=lambda _: _opened(service),
         exception_handlers={HTTPException: _unrouted},
     )
     inner.router.redirect_slashes = False
@@ -101,16 +111,21 @@ def _endpoint(api: Api, methods: dict[str, Operation]) -> Callable[[Request], Aw
 
 
 @contextlib.asynccontextmanager
-async def _open(app: App) -> AsyncIterator[None]:
-    """Keep the store open. One that is away now may come back: then the first request opens it."""
+async def _opened(service: Service) -> AsyncIterator[None]:
+    """Keep the store open, and record its history. One that is away now may come back: then the
+    first request opens it."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(OPEN_S):
-                await stack.enter_async_context(app)
+                await stack.enter_async_context(service.app)
         except (StoreError, OSError) as error:
             why = "it does not answer" if isinstance(error, TimeoutError) else error
             log.warning("the store is unreachable: %s", why)
-        yield
+        service.record()
+        try:
+            yield
+        finally:
+            await service.stop_recording()
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

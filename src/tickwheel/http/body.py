@@ -62,11 +62,16 @@ def read_query(request: Request, kind: Any) -> Any:
         if name not in known:
             has = f"; it has {', '.join(known)}" if known else ""
             raise Problem(Kind.BAD_REQUEST, f"there is no parameter {name[:80]!r} here{has}")
-        if count > 1:
+        if count > 1 and not _is_list(known[name]):
             raise Problem(Kind.BAD_REQUEST, f"the parameter {name!r} is given twice")
     if kind is None:
         return None
-    values = {name: _parameter(name, text, known[name]) for name, text in pairs}
+    values = {
+        name: _parameter(name, [t for n, t in pairs if n == name], known[name])
+        if _is_list(known[name])
+        else _parameter(name, text, known[name])
+        for name, text in pairs
+    }
     for field in msgspec.structs.fields(kind):
         if field.required and field.encode_name not in values:
             raise Problem(Kind.BAD_REQUEST, f"the parameter {field.encode_name!r} is missing")
@@ -92,7 +97,13 @@ def _without_none(kind: Any) -> Any:
     return given
 
 
-def _parameter(name: str, text: str, kind: Any) -> Any:
+def _is_list(kind: Any) -> bool:
+    """Whether a parameter may be given several times. Its type may be annotated."""
+    plain = kind.__origin__ if typing.get_origin(kind) is typing.Annotated else kind
+    return typing.get_origin(plain) is list
+
+
+def _parameter(name: str, text: str | list[str], kind: Any) -> Any:
     try:
         return msgspec.convert(text, type=kind, strict=False)
     except msgspec.ValidationError as error:

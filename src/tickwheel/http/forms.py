@@ -37,6 +37,9 @@ TimeText = Annotated[
     ),
 ]
 
+WaitText = Annotated[
+    str, Meta(max_length=TEXT_LIMIT, description="at most '60s'", examples=["30s"])
+]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MOST)]
 
 
@@ -79,6 +82,13 @@ class NewJob(_Form):
     # How long after it is due it may start, or until when.
     expires: DurationText | None = None
     meta: dict[str, str] | None = None
+
+
+class GetJob(_Form):
+    """Whether to wait for the end of a job."""
+
+    # For how long; at most a minute.
+    wait: WaitText | None = None
 
 
 class NewJobs(_Form):

@@ -10,7 +10,7 @@ import msgspec
 from tickwheel.checks import ID_LIMIT
 from tickwheel.client import Client
 from tickwheel.duration import duration_ms
-from tickwheel.errors import BadArguments, BadTime
+from tickwheel.errors import BadArguments, BadTime, UsageError
 from tickwheel.http.adding import BATCH_BYTES, read_time
 from tickwheel.http.filters import LISTED_MOST, LOOK_S, filtered, listed, visible
 from tickwheel.http.forms import (
@@ -18,6 +18,7 @@ from tickwheel.http.forms import (
     Destination,
     FindDead,
     FindJobs,
+    GetJob,
     JobFilter,
     Which,
     WhichDead,
@@ -28,6 +29,7 @@ from tickwheel.http.table import Handler, Incoming, Reply, Table
 from tickwheel.job import ENDED, Job, State
 from tickwheel.operate import bulk
 from tickwheel.operate import explain as explaining
+from tickwheel.operate.audit import in_words
 from tickwheel.operate.bulk import (
     LOOK_MOST,
     UNKNOWN,
@@ -52,6 +54,8 @@ from tickwheel.task import checked_move
 table = Table()
 
 UNENDED = (State.WAITING, State.RUNNING)
+# How long a request may wait for the end of a job.
+WAIT_MOST_S = 60.0
 
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,12 +152,45 @@ def _no_job(id: str) -> Problem:
 
 
 @table.operation(
-    "GET", "/v1/jobs/{id}", scope=Scope.READ, summary="Get a job", answers={200: JobDocument}
+    "GET",
+    "/v1/jobs/{id}",
+    scope=Scope.READ,
+    summary="Get a job",
+    query=GetJob,
+    answers={200: JobDocument},
+    problems=(Kind.INVALID,),
 )
 async def get_job(incoming: Incoming) -> Reply:
-    """Everything about a job. Secrets in its arguments are redacted."""
-    _, job = await _job(incoming)
+    """Everything about a job. Secrets in its arguments are redacted. With `wait`, the answer comes
+    when the job has ended, or at the end of that time with the job as it is; sooner, if the server
+    stops."""
+    wait_s = _wait_s(incoming.query.wait)
+    client, job = await _job(incoming)
+    if wait_s and not job.state.ended:
+        job = await _awaited(incoming, client, job, wait_s)
     return Reply(incoming.service.redaction.document(job, incoming.caller))
+
+
+def _wait_s(text: str | None) -> float:
+    try:
+        wait_s = 0.0 if text is None else duration_ms(text) / 1000
+    except UsageError as error:
+        raise BadArguments(f"wait: {error}") from None
+    if wait_s > WAIT_MOST_S:
+        raise BadArguments(f"wait={text}: must be at most {WAIT_MOST_S:g}s; then ask again")
+    return wait_s
+
+
+async def _awaited(incoming: Incoming, client: Client, job: Job, wait_s: float) -> Job:
+    """The job as it ends, or as it is when there is no more waiting for it."""
+    if incoming.wait is None:
+        raise Problem(Kind.BAD_REQUEST, "wait= is for a request of its own: it can't be watched")
+    with client.awaiting(job.id) as end:
+        await incoming.wait(end, wait_s)
+        found = end.result() if end.done() else (await client.store.get([job.id]))[0]
+    if found is None:
+        raise _no_job(job.id)
+    return found
 
 
 @table.operation(
@@ -264,6 +301,7 @@ async def _act_on_many(
     must name if there is no default."""
     client = await incoming.service.client()
     which = incoming.body
+    incoming.detail = in_words(_conditions(which.filter))
     wanted = _wanted(incoming, client.clock.now_ms(), allowed, default)
     if wanted is None:
         answers, more = await _by_ids(incoming, client, act, which.ids), False
@@ -281,9 +319,21 @@ async def _act_on_many(
         more = matching.more or len(ids) < len(matching.states)
         answers = await in_batches(act, client, ids)
     changed = sum(answer.ok for answer in answers)
-    incoming.detail = f"{changed} jobs"
+    # The first of those that it was about, changed or not.
+    ids = [answer.id for answer in sorted(answers, key=lambda each: not each.ok)]
+    incoming.detail = in_words(_conditions(which.filter), ids, changed, len(answers))
     results = [JobOutcome(id=answer.id, outcome=answer.outcome) for answer in answers]
     return Reply(Changed(changed=changed, more=more, results=results))
+
+
+def _conditions(chosen: JobFilter | DeadFilter | None) -> dict[str, str]:
+    """What a filter says, for the audit log: of meta only the name, and no text, which may be from
+    the arguments of jobs."""
+    given = {} if chosen is None else msgspec.structs.asdict(chosen)
+    said = {name.strip("_"): str(value) for name, value in given.items() if value is not None}
+    if chosen is not None and chosen.meta is not None:
+        said["meta"] = " ".join(f"{name}=…" for name in chosen.meta)
+    return said | ({"text": "…"} if "text" in said else {})
 
 
 async def _by_ids(

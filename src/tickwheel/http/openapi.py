@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tickwheel.http.access import COOKIE
 from tickwheel.http.problems import MEDIA_TYPE, Kind, ProblemDetails
 from tickwheel.http.table import Operation
 from tickwheel.version import __version__
@@ -44,7 +45,10 @@ def document(operations: Iterable[Operation], root: str = "") -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+            },
         },
     }
 
@@ -72,7 +76,7 @@ def _described(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
             },
             **_problems(operation),
         },
-        "security": [] if operation.scope is None else [{"key": []}],
+        "security": [] if operation.scope is None else [{"key": []}, {"session": []}],
         "x-scope": operation.scope,
     }
     if operation.idempotent:
@@ -132,6 +136,7 @@ def _problems(operation: Operation) -> dict[str, Any]:
     kinds = [
         *ALWAYS,
         *(WITH_SCOPE if operation.scope is not None else ()),
+        *([Kind.CROSS_ORIGIN] if operation.writes else ()),
         *(WITH_BODY if operation.body is not None else ()),
         *([Kind.NOT_FOUND] if operation.parameters else ()),
         *([Kind.INVALID] if operation.parameters and operation.body is not None else ()),

@@ -7,9 +7,10 @@ import asyncio
 import msgspec
 
 from tickwheel.checks import checked_name
+from tickwheel.client import Client
 from tickwheel.config import unknown_variables
 from tickwheel.errors import BadConfig, TickwheelError
-from tickwheel.http.access import ANY_NAME
+from tickwheel.http.access import ANY_NAME, Caller
 from tickwheel.http.problems import Kind, Problem, problem_of, store_away
 from tickwheel.http.table import Incoming, Reply, Table
 from tickwheel.operate.doctor import examine, of_variables, of_versions
@@ -22,7 +23,7 @@ from tickwheel.operate.documents import (
     worker_document,
 )
 from tickwheel.operate.keys import Scope
-from tickwheel.operate.stats import Stats, stats_of
+from tickwheel.operate.stats import Standing, Stats, standing, stats_of
 from tickwheel.store import Finding
 from tickwheel.unserved import unserved_tasks
 from tickwheel.version import __version__
@@ -79,7 +80,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def list_queues(incoming: Incoming) -> Reply:
     """How many jobs each has in each state, whether it is paused, and tasks that no running worker
-    knows."""
+    knows. A key that may not see all tasks gets no counts: they are null."""
     client = await incoming.service.client()
     unknown = [
         each
@@ -87,11 +88,16 @@ async def list_queues(incoming: Incoming) -> Reply:
         if incoming.caller.may(Scope.READ, task=each.task)
     ]
     found = [
-        queue_document(queue, unknown)
+        queue_document(queue, unknown, counted=_sees_all_tasks(incoming.caller))
         for queue in await client.queues()
         if incoming.caller.may(Scope.READ, queue=queue.name)
     ]
     return Reply(QueueList(queues=found))
+
+
+def _sees_all_tasks(caller: Caller) -> bool:
+    """Whether counts of jobs tell the caller nothing that is not for them."""
+    return caller.may(Scope.READ, task=ANY_NAME)
 
 
 async def _set(incoming: Incoming, paused: bool) -> Reply:
@@ -139,7 +145,8 @@ async def resume_queue(incoming: Incoming) -> Reply:
     "GET", "/v1/workers", scope=Scope.READ, summary="List workers", answers={200: WorkerList}
 )
 async def list_workers(incoming: Incoming) -> Reply:
-    """Those that were seen recently, with their load."""
+    """Those that were seen recently, with their load. What they have counted is for keys without
+    limits to queues or tasks."""
     client, caller = await incoming.service.client(), incoming.caller
     found: list[WorkerDocument] = []
     for worker in map(worker_document, await client.workers()):
@@ -147,7 +154,9 @@ async def list_workers(incoming: Incoming) -> Reply:
         tasks = [name for name in worker.tasks or () if caller.may(Scope.READ, task=name)]
         if queues:
             known = None if worker.tasks is None else tasks
-            found.append(msgspec.structs.replace(worker, queues=queues, tasks=known))
+            # They are of all its queues and tasks.
+            counts = worker.counts if caller.sees_all(Scope.READ) else None
+            found.append(msgspec.structs.replace(worker, queues=queues, tasks=known, counts=counts))
     return Reply(WorkerList(workers=found))
 
 
@@ -167,9 +176,20 @@ async def list_tasks(incoming: Incoming) -> Reply:
 
 @table.operation("GET", "/v1/stats", scope=Scope.READ, summary="Count jobs", answers={200: Stats})
 async def get_stats(incoming: Incoming) -> Reply:
-    """Over all queues that the key may see."""
-    client, caller = await incoming.service.client(), incoming.caller
-    return Reply(await stats_of(client, lambda queue: caller.may(Scope.READ, queue=queue)))
+    """Over all queues that the key may see. A key that may not see all tasks gets no counts of
+    jobs: they are null."""
+    client = await incoming.service.client()
+    return Reply(await seen_stats(incoming.caller, client, await standing(client)))
+
+
+async def seen_stats(caller: Caller, client: Client, found: Standing) -> Stats:
+    """What this caller may see of the counts."""
+    return await stats_of(
+        client,
+        found,
+        lambda queue: caller.may(Scope.READ, queue=queue),
+        counted=_sees_all_tasks(caller),
+    )
 
 
 @table.operation(

@@ -54,6 +54,12 @@ class Kind(Enum):
         "Without API keys, only this machine has access",
         "The Host or Origin is not this machine's. Create a key, or list the host: `--allow-host`.",
     )
+    CROSS_ORIGIN = (
+        "cross-origin",
+        403,
+        "The request may come from another site",
+        "With a session's cookie, only pages of the same origin may change things.",
+    )
     NOT_FOUND = (
         "not-found",
         404,
@@ -158,6 +164,14 @@ class Kind(Enum):
         "The store does not answer",
         "It is unknown whether the step happened. Repeat it: with an id or an Idempotency-Key no "
         "job is added twice.",
+    )
+
+    STOPPING = (
+        "stopping",
+        503,
+        "The server is stopping",
+        "It waited for the request as long as it may, and it is unknown whether the step happened. "
+        "Repeat it: with an id or an Idempotency-Key no job is added twice.",
     )
 
     def __init__(self, code: str, status: int, title: str, meaning: str) -> None:

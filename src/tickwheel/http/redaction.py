@@ -12,7 +12,13 @@ import msgspec
 from tickwheel.http.access import Caller
 from tickwheel.http.idempotency import FINGERPRINT
 from tickwheel.job import Job
-from tickwheel.operate.documents import JobDocument, job_document
+from tickwheel.operate.documents import (
+    JobDocument,
+    ScheduleDocument,
+    job_document,
+    schedule_document,
+)
+from tickwheel.schedules import ScheduleInfo
 
 REDACTED = "[redacted]"
 
@@ -38,6 +44,16 @@ class Redaction:
             result=self.hidden(document.result),
             meta=self.hidden(document.meta),
         )
+
+    def schedule(self, schedule: ScheduleInfo, caller: Caller) -> ScheduleDocument:
+        """The schedule as this caller may see it."""
+        document = schedule_document(schedule)
+        if self._secret is None or caller.admin or document.arguments is msgspec.UNSET:
+            return document
+        hidden = self.hidden(document.arguments)
+        if hidden == document.arguments:
+            return document
+        return msgspec.structs.replace(document, arguments=hidden, arguments_hidden=True)
 
     def searchable(self, job: Job, caller: Caller) -> tuple[Any, dict[str, str]]:
         """The arguments and the meta, without the values that this caller may not see."""

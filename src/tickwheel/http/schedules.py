@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from itertools import dropwhile
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
@@ -25,7 +26,6 @@ from tickwheel.operate.documents import (
     Time,
     iso_ms,
     job_document,
-    schedule_document,
 )
 from tickwheel.operate.keys import Scope
 from tickwheel.operate.simulate import (
@@ -169,7 +169,7 @@ def _no_schedule(name: str) -> Problem:
 async def list_schedules(incoming: Incoming) -> Reply:
     """Also those that code declares, once a worker has started."""
     found = [each for each in await _all(incoming) if _sees(incoming, each)]
-    return Reply(ScheduleList(schedules=[schedule_document(each) for each in found]))
+    return Reply(ScheduleList(schedules=[_document(incoming, each) for each in found]))
 
 
 @table.operation(
@@ -177,7 +177,11 @@ async def list_schedules(incoming: Incoming) -> Reply:
 )
 async def get_schedule(incoming: Incoming) -> Reply:
     """Its rule, in words too, and its next tick."""
-    return Reply(schedule_document(await _known(incoming)))
+    return Reply(_document(incoming, await _known(incoming)))
+
+
+def _document(incoming: Incoming, schedule: ScheduleInfo) -> ScheduleDocument:
+    return incoming.service.redaction.schedule(schedule, incoming.caller)
 
 
 # --- Change
@@ -201,7 +205,8 @@ async def put_schedule(incoming: Incoming) -> Reply:
     before = await _find(incoming, name)
     if before is not None and not _sees(incoming, before):
         raise Problem(Kind.FORBIDDEN, f"the key may not change the schedule {name!r}")
-    document = schedule_document(await incoming.service.app.schedules.put_rule(name, rule))
+    put = await incoming.service.app.schedules.put_rule(name, rule)
+    document = _document(incoming, put)
     if before is not None:
         return Reply(document)
     return Reply(document, 201, location=f"/v1/schedules/{quote(name, safe='')}")
@@ -323,7 +328,8 @@ async def next_ticks(incoming: Incoming) -> Reply:
     problems=(Kind.INVALID,),
 )
 async def last_runs(incoming: Incoming) -> Reply:
-    """What became of each tick of its rule as it is now, newest first."""
+    """What became of each tick of its rule as it is now, newest first, back to the first that has a
+    job."""
     found = await _known(incoming)
     rule = found.rule
     if rule is None:
@@ -333,6 +339,8 @@ async def last_runs(incoming: Incoming) -> Reply:
     ticks = await asyncio.to_thread(last_ticks, rule, rule.start_ms or 0, now_ms, count)
     jobs = await client.store.get([tick_id(found.name, ms) for ms in ticks])
     runs = [_tick_run(found.name, ms, job) for ms, job in zip(ticks, jobs, strict=True)]
+    # Before that, perhaps there was no schedule.
+    runs = list(dropwhile(lambda run: run.state is None, runs))
     return Reply(TickRuns(runs=runs[::-1]))
 
 

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tickwheel.errors import BadConfig
+from tickwheel.http.api import problem_response
+from tickwheel.http.problems import RETRY_AFTER_S, Kind
+from tickwheel.http.streams import STOPPING
 
 log = logging.getLogger("tickwheel.http")
 
@@ -134,9 +137,10 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
-    """Serve for the duration of the block, which gets the URL. Then stop listening, and let the
-    requests under way finish."""
-    config = _config(app, listening)
+    """Serve for the duration of the block, which gets the URL. Then stop listening, end streams,
+    and let the requests under way finish."""
+    stopping = asyncio.Event()
+    config = _config(_stoppable(app, stopping), listening)
     bound = _bound(listening)
     try:
         server = _Server(config)
@@ -145,11 +149,40 @@ async def serving(app: ASGIApp, listening: Listening) -> AsyncIterator[str]:
             await _started(server, running)
             yield url_of(listening, bound)
         finally:
+            stopping.set()
             server.should_exit = True
             await asyncio.wait([running])
         await running
     finally:
         bound.close()
+
+
+def _stoppable(app: ASGIApp, stopping: asyncio.Event) -> ASGIApp:
+    """The same app, whose requests know when the server stops, and have an answer if it can't wait
+    for them any longer."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        extensions = {**(scope.get("extensions") or {}), STOPPING: stopping}
+        try:
+            await app({**scope, "extensions": extensions}, receive, noting)
+        except asyncio.CancelledError:
+            # The server does that when the grace is over.
+            if started or not stopping.is_set():
+                raise
+            headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+            await problem_response(Kind.STOPPING, "", headers)(scope, receive, send)
+
+    return answered
 
 
 async def _started(server: _Server, running: asyncio.Task[None]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from starlette.requests import Request
 
 from tickwheel.arguments import MIB
 from tickwheel.http.access import Caller
@@ -12,12 +15,30 @@ from tickwheel.http.problems import Kind
 from tickwheel.http.service import Service
 from tickwheel.operate.keys import Scope
 
+# Wait for a future, for so many seconds, or until the caller has left or the server stops.
+Wait = Callable[["asyncio.Future[Any]", float], Awaitable[None]]
+
+
+class Asking(Protocol):
+    """What a handler may ask of the API itself, as often as it likes."""
+
+    async def identify(self, request: Request) -> Caller:
+        """Who sent a request: by what the store knows now. Raises Problem."""
+
+    def count(self, caller: Caller) -> None:
+        """Count a request for the rate of a key. Raises Problem if it is one too many."""
+
+    async def read(self, request: Request, caller: Caller, path: str) -> bytes:
+        """What a GET of this path, with its query, answers to a caller. Raises Problem."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Incoming:
     """A request that was let in, with its path, query and body checked."""
 
     service: Service
+    api: Asking
+    request: Request
     request_id: str
     caller: Caller
     scope: Scope
@@ -31,6 +52,8 @@ class Incoming:
     # Whether its caller is known and may be here at all, and whether its body was read.
     admitted: bool = False
     consumed: bool = False
+    # How it waits, while others are answered.
+    wait: Wait | None = None
     # For the audit log: what it is about, and a few words.
     target: str = ""
     detail: str = ""
@@ -40,6 +63,8 @@ class Incoming:
 class Reply:
     """What to answer with."""
 
+    # Bytes are sent as they are; so are those of an async iterator with `aclose`, one by one, for
+    # as long as it takes. Anything else becomes JSON.
     content: Any
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -26,7 +26,13 @@ from tickwheel.errors import (
 )
 from tickwheel.http_client.requests import ApiRequest, HttpJob
 from tickwheel.job import EXPIRED, Added, CancelOutcome, MoveOutcome, Priority, Progress, Run, State
-from tickwheel.operate.documents import JobDocument, RunDocument, TaskDocument
+from tickwheel.operate.documents import (
+    JobDocument,
+    QueueDocument,
+    RunDocument,
+    TaskDocument,
+    WorkerCountsDocument,
+)
 from tickwheel.store import Finding, QueueInfo
 
 T = TypeVar("T")
@@ -355,13 +361,23 @@ class RemoteWorker(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] | None
     started: datetime
     seen: datetime
+    # None: its metrics are off, the key is limited, or an older release.
+    counts: WorkerCountsDocument | None = None
+
+
+def queue_info(queue: QueueDocument) -> QueueInfo:
+    """A queue with its counts; raises AccessDenied if the key may not see them."""
+    if queue.waiting is None:
+        raise AccessDenied("the API key is limited to tasks, so it gets no counts of queues")
+    counts = {state.value: getattr(queue, state) for state in State}
+    return QueueInfo(name=queue.name, paused=queue.paused, **counts)
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """What the API lists, under the name that it has there."""
 
     schedules: list[RemoteSchedule] = []
-    queues: list[QueueInfo] = []
+    queues: list[QueueDocument] = []
     workers: list[RemoteWorker] = []
     tasks: list[TaskDocument] = []
     findings: list[Finding] = []

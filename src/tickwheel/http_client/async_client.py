@@ -276,8 +276,8 @@ class AsyncHttpClient:
         return answers.read(await self._ask(requests.get(f"/v1/{what}")), Listing)
 
     async def queues(self) -> list[QueueInfo]:
-        """All queues with their counts."""
-        return (await self._list("queues")).queues
+        """All queues with their counts. Raises AccessDenied for a key that is limited to tasks."""
+        return [answers.queue_info(each) for each in (await self._list("queues")).queues]
 
     async def pause(self, queue: str) -> None:
         """Pause a queue: workers claim no more of its jobs."""

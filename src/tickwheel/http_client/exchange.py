@@ -35,7 +35,7 @@ class Exchange:
     ) -> None:
         self.link = link
         self.clock = clock
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._retry_s = retry_s
         self._key = key
 
@@ -66,7 +66,7 @@ class Exchange:
         """The answer; or the error, and how long the server wants to be left alone, None if it must
         not be asked again."""
         try:
-            until_s = min(until_s, self.now_s() + self._timeout_s)
+            until_s = min(until_s, self.now_s() + self.timeout_s)
             received = await self.link.send(request, int(until_s * S_NS))
         except NotSent as why:
             return None, StoreUnavailable(f"the server can't be reached: {why}"), 0.0

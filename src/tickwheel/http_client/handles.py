@@ -18,8 +18,11 @@ from tickwheel.http_client.requests import WhichMatch
 from tickwheel.job import Added, CancelOutcome, MoveOutcome
 from tickwheel.operate.documents import ExplanationDocument, JobDocument
 
-# `result` looks at its job again after a third of the time that it has waited so far.
-POLL_FIRST_S, POLL_LONGEST_S, POLL_GROWTH = 0.02, 2.0, 1.33
+# `result` lets the server wait for so long at once, but no longer than for this part of the time
+# that a request may take.
+WAIT_S, WAIT_PART = 30.0, 0.6
+# If the server didn't wait, because it stops, it is asked again after a pause, which doubles.
+PAUSE_FIRST_S, PAUSE_LONGEST_S = 0.05, 2.0
 # How long the last look may take, when the time of a caller is up.
 LAST_LOOK_S = 1.0
 
@@ -48,37 +51,40 @@ class AsyncHttpJobHandle:
         """State, due time, attempts, error and history. Raises JobUnknown if it was pruned."""
         return await self._info(None)
 
-    async def _info(self, within_s: float | None) -> JobInfo:
+    async def _info(self, within_s: float | None, wait_s: float = 0.0) -> JobInfo:
         path = f"/v1/jobs/{requests.part(self.id)}"
-        request = requests.get(path, missing=JobUnknown)
+        query = {"wait": f"{int(wait_s * 1000)}ms"} if wait_s >= 0.001 else None
+        request = requests.get(path, query, missing=JobUnknown)
         body = await self._exchange.ask(request, within_s)
         return answers.job_info(answers.read(body, JobDocument))
 
     async def result(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 (a Duration)
         """Wait until the job is done and return what its task returned, as plain JSON values.
 
-        Asks for the job again and again, at first after 20 ms, then less and less often, at last
-        every two seconds. Raises ResultTimeout, JobFailed (it is dead), JobCancelled, or
-        ResultError if the result could not be stored.
+        The server answers as soon as it has ended. Raises ResultTimeout, JobFailed (it is dead),
+        JobCancelled, or ResultError if the result could not be stored.
         """
-        exchange, pause_s = self._exchange, POLL_FIRST_S
+        exchange, pause_s = self._exchange, PAUSE_FIRST_S
         timeout_s = float("inf") if timeout is None else duration_ms(timeout) / 1000
         until_s = exchange.now_s() + timeout_s
         while True:
-            info = await self._look(until_s - exchange.now_s(), timeout_s)
+            asked_s = exchange.now_s()
+            wait_s = max(min(until_s - asked_s, WAIT_S, exchange.timeout_s * WAIT_PART), 0.0)
+            info = await self._look(until_s - asked_s, timeout_s, wait_s)
             if info.state.ended:
                 return answers.result_of(info)
-            left_s = until_s - exchange.now_s()
-            if left_s <= 0:
+            now_s = exchange.now_s()
+            if now_s >= until_s:
                 raise ResultTimeout(f"job {self.id} is still {info.state} after {timeout_s:g} s")
-            await exchange.link.sleep(min(pause_s, left_s))
-            pause_s = min(pause_s * POLL_GROWTH, POLL_LONGEST_S)
+            if now_s - asked_s < wait_s / 2:
+                await exchange.link.sleep(min(pause_s, until_s - now_s))
+                pause_s = min(pause_s * 2, PAUSE_LONGEST_S)
 
-    async def _look(self, left_s: float, timeout_s: float) -> JobInfo:
+    async def _look(self, left_s: float, timeout_s: float, wait_s: float) -> JobInfo:
         within_s = max(left_s, LAST_LOOK_S)
         started_s = self._exchange.now_s()
         try:
-            return await self._info(within_s)
+            return await self._info(within_s, wait_s)
         except StoreUnavailable as error:
             if self._exchange.now_s() - started_s < left_s:
                 raise

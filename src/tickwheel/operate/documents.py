@@ -13,16 +13,18 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tickwheel.duration import iso, moment
-from tickwheel.envelope import readable
+from tickwheel.engine.counts import BOUNDS_MS
+from tickwheel.envelope import json_or_hidden, readable
 from tickwheel.job import Job, Outcome, Priority, Run, State
 from tickwheel.masking import shown_arguments
 from tickwheel.operate.explain import Explanation
 from tickwheel.operate.facts import Facts
+from tickwheel.operate.quantiles import quantile
 from tickwheel.operate.simulate import zone_of
 from tickwheel.registry import Definition
 from tickwheel.schedule import Rule, ticks_of
 from tickwheel.schedules import ScheduleInfo
-from tickwheel.store import QueueInfo, WorkerInfo
+from tickwheel.store import QueueInfo, WorkerCounts, WorkerInfo
 from tickwheel.unserved import UnservedTask
 
 # An ISO time in UTC, to the millisecond.
@@ -82,6 +84,8 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     takeovers: int
     worker: str | None
     lease_until: Time | None
+    # When the run began that is under way; None until its worker has told, within seconds.
+    started: Time | None = None
     cancel_requested: bool
     progress: ProgressDocument | None
     ended: Time | None
@@ -111,6 +115,7 @@ def job_document(job: Job) -> JobDocument:
         takeovers=job.takeovers,
         worker=job.worker,
         lease_until=_iso_or_none(job.lease_until_ms),
+        started=_iso_or_none(job.started_ms) if job.state is State.RUNNING else None,
         cancel_requested=job.cancel_requested,
         progress=progress_document(job),
         ended=_iso_or_none(job.ended_ms),
@@ -249,7 +254,15 @@ class ScheduleDocument(msgspec.Struct, frozen=True, kw_only=True):
     next_there: Time | msgspec.UnsetType | None = msgspec.UNSET
     paused: bool
     misfire: str | msgspec.UnsetType = msgspec.UNSET
+    misfire_limit: int | msgspec.UnsetType = msgspec.UNSET
     overlap: str | msgspec.UnsetType = msgspec.UNSET
+    spread_ms: int | msgspec.UnsetType = msgspec.UNSET
+    start: Time | msgspec.UnsetType | None = msgspec.UNSET
+    end: Time | msgspec.UnsetType | None = msgspec.UNSET
+    queue: str | msgspec.UnsetType = msgspec.UNSET
+    # By parameter name, and whether some of them are not shown.
+    arguments: Any = msgspec.UNSET
+    arguments_hidden: bool | msgspec.UnsetType = msgspec.UNSET
     from_code: bool | msgspec.UnsetType = msgspec.UNSET
     app: str | msgspec.UnsetType | None = msgspec.UNSET
     last_job: str | None
@@ -267,6 +280,7 @@ def schedule_document(schedule: ScheduleInfo) -> ScheduleDocument:
         )
     tz = zone_of(rule)
     there = None if schedule.next is None else schedule.next.astimezone(ZoneInfo(tz))
+    shown = shown_arguments(rule.task, decoded(json_or_hidden(rule.payload)))
     return ScheduleDocument(
         name=schedule.name,
         task=schedule.task,
@@ -278,7 +292,14 @@ def schedule_document(schedule: ScheduleInfo) -> ScheduleDocument:
         next_there=None if there is None else there.isoformat(timespec="milliseconds"),
         paused=schedule.paused,
         misfire=rule.misfire.value,
+        misfire_limit=rule.misfire_limit,
         overlap=rule.overlap.value,
+        spread_ms=rule.spread_ms,
+        start=_iso_or_none(rule.start_ms),
+        end=_iso_or_none(rule.end_ms),
+        queue=rule.queue,
+        arguments=shown,
+        arguments_hidden=shown != decoded(rule.payload),
         from_code=rule.from_code,
         app=rule.app,
         last_job=schedule.last_id,
@@ -297,25 +318,52 @@ class UnservedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue: how many jobs are in each state, and whether it is paused."""
+    """A queue: how many jobs are in each state, and whether it is paused. Counts are null for keys
+    that may not see all tasks."""
 
     name: str
     paused: bool
-    waiting: int
-    running: int
-    done: int
-    dead: int
-    cancelled: int
+    waiting: int | None
+    running: int | None
+    done: int | None
+    dead: int | None
+    cancelled: int | None
     unserved_tasks: list[UnservedDocument]
 
 
-def queue_document(queue: QueueInfo, unknown: Iterable[UnservedTask]) -> QueueDocument:
+def queue_document(
+    queue: QueueInfo, unknown: Iterable[UnservedTask], *, counted: bool = True
+) -> QueueDocument:
+    """The queue; without its counts unless `counted`."""
     tasks = [
         UnservedDocument(task=each.task, since=iso_ms(each.since_ms))
         for each in unknown
         if each.queue == queue.name
     ]
-    return QueueDocument(**msgspec.structs.asdict(queue), unserved_tasks=tasks)
+    fields = msgspec.structs.asdict(queue) | ({} if counted else dict.fromkeys(map(str, State)))
+    return QueueDocument(**fields, unserved_tasks=tasks)
+
+
+class WorkerCountsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's process has counted since it started, and how late its runs started."""
+
+    started: int
+    done: int
+    failed: int
+    dead: int
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+def worker_counts_document(counts: WorkerCounts) -> WorkerCountsDocument:
+    return WorkerCountsDocument(
+        started=counts.started,
+        done=counts.done,
+        failed=counts.failed,
+        dead=counts.dead,
+        p50_ms=quantile(BOUNDS_MS, counts.late, 0.5),
+        p99_ms=quantile(BOUNDS_MS, counts.late, 0.99),
+    )
 
 
 class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -335,6 +383,8 @@ class WorkerDocument(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[str] | None
     started: Time
     seen: Time
+    # None: its metrics are off, or an older release.
+    counts: WorkerCountsDocument | None
 
 
 def worker_document(worker: WorkerInfo) -> WorkerDocument:
@@ -352,6 +402,7 @@ def worker_document(worker: WorkerInfo) -> WorkerDocument:
         tasks=None if worker.tasks is None else list(worker.tasks),
         started=iso_ms(worker.started_ms),
         seen=iso_ms(worker.seen_ms),
+        counts=None if worker.counts is None else worker_counts_document(worker.counts),
     )
 
 

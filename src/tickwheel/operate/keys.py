@@ -15,23 +15,16 @@ from enum import StrEnum
 
 import msgspec
 
-from tickwheel.batch import Batcher
 from tickwheel.checks import LATEST_MS
 from tickwheel.client import Client
 from tickwheel.clock import S_NS
 from tickwheel.duration import Duration, due_ms, duration_ms, moment_text
 from tickwheel.errors import BadArguments, BadConfig, StoreUnavailable, UsageError, shown
 from tickwheel.limit import parse_rate
+from tickwheel.operate.remembered import CACHE_S, NO_ANSWER, READ_S, STALE_S, Remembered
 from tickwheel.store import RECORDS_LIMIT
 
 KIND = "key"
-# How long a key that was read may be used without another look, and how many are remembered. A
-# revoked key stops within two seconds.
-CACHE_S, CACHED = 1.5, 1000
-# While the store is away, what was read counts for longer: metrics should say that it is away. So
-# long may it take to answer.
-STALE_S, READ_S = 600.0, 2.0
-NO_ANSWER = "the store does not answer"
 # How many keys a store has at most, and how many patterns of queues or tasks a key.
 KEYS_LIMIT, PATTERNS_LIMIT = 1000, 100
 NAME_LIMIT = 128
@@ -137,9 +130,8 @@ class Keys:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._reading: Batcher[str, str | None] = Batcher(self._read)
-        # By id: when it was read, by the monotonic clock, and what there was.
-        self._seen: dict[str, tuple[int, _Stored | None]] = {}
+        # A revoked key stops within two seconds.
+        self._records = Remembered(client, KIND)
         # When somebody last looked whether there are keys, and what there was.
         self._any: tuple[int, bool] | None = None
 
@@ -189,7 +181,7 @@ class Keys:
     async def revoke(self, id: str) -> bool:
         """Delete a key; False if there is none. It stops within two seconds, here at once."""
         [deleted] = await self._client.delete_records(KIND, [id])
-        self._seen.pop(id, None)
+        self._records.forget(id)
         self._any = None
         return deleted
 
@@ -199,12 +191,15 @@ class Keys:
         if found is None:
             return None
         id, secret = found.groups()
-        stored = await self._stored(id)
+        stored = await self._valid(id)
         if stored is None or not _same(stored.sha256, _hash(secret)):
             return None
-        if stored.expires_ms is not None and stored.expires_ms <= self._client.clock.now_ms():
-            return None
         return stored.key(id)
+
+    async def find(self, id: str) -> Key | None:
+        """The key of this id, for somebody who has shown it before; None as for `check`."""
+        stored = await self._valid(id)
+        return None if stored is None else stored.key(id)
 
     async def any(self) -> bool:
         """Whether there are keys; what was read a moment ago counts, as for `check`."""
@@ -218,31 +213,13 @@ class Keys:
                     raise StoreUnavailable(str(error) or NO_ANSWER) from error
         return self._any[1]
 
-    # --- Reading, rarely
-
-    async def _stored(self, id: str) -> _Stored | None:
-        now_ns = self._client.clock.monotonic_ns()
-        seen = self._seen.get(id)
-        if seen is not None and now_ns - seen[0] < CACHE_S * S_NS:
-            return seen[1]
-        try:
-            async with asyncio.timeout(READ_S):
-                stored = _as_stored(await self._reading.send(id))
-        except (StoreUnavailable, TimeoutError) as error:
-            if seen is None or now_ns - seen[0] >= STALE_S * S_NS:
-                raise StoreUnavailable(str(error) or NO_ANSWER) from error
-            return seen[1]
-        self._remember(id, now_ns, stored)
+    async def _valid(self, id: str) -> _Stored | None:
+        stored = _as_stored(await self._records.get(id))
+        if stored is None:
+            return None
+        if stored.expires_ms is not None and stored.expires_ms <= self._client.clock.now_ms():
+            return None
         return stored
-
-    def _remember(self, id: str, at_ns: int, stored: _Stored | None) -> None:
-        self._seen.pop(id, None)
-        while len(self._seen) >= CACHED:
-            del self._seen[next(iter(self._seen))]
-        self._seen[id] = at_ns, stored
-
-    async def _read(self, ids: Sequence[str]) -> builtins.list[str | None]:
-        return await self._client.get_records(KIND, ids)
 
 
 def _same(known: str, given: str) -> bool:

@@ -38,6 +38,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -541,6 +542,9 @@ class MemoryStore:
 
     async def findings(self) -> list[Finding]:
         return []
+
+    async def sizes(self) -> list[Size]:
+        return [Size("All jobs", len(self._jobs), "jobs")]
 
 
 def _due_ms(job: Job) -> int:

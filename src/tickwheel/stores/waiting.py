@@ -7,10 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from tickwheel.store import Ask, Asks, Tell
+
+# How long before they are due jobs should be claimed at the latest, where `ahead` allows for more;
+# and by how much the waits of several handles differ then.
+IN_TIME_MS, SPREAD_MS = 1_000, 500
+# With slack, a wait relies on notifications for longer: up to this, after so many looks.
+CALM_S, CALM_AFTER = 4.0, 8
+
+
+def slack_of(ahead_ms: int) -> int:
+    """How long a claim may wait for more jobs once the first can be claimed."""
+    return max(ahead_ms - IN_TIME_MS, 0)
 
 
 class Waiters:
@@ -34,11 +46,18 @@ class Waiters:
         now_ms: int,
         until_ms: int,
         rest_s: float = 0,
+        slack_ms: int = 0,
     ) -> None:
         """Wait until the time that `next_ms` returns, or until `until_ms`. It looks into the store,
-        given the current time; and again after each notification, but at most every `rest_s`."""
+        given the current time; and again after each notification, but at most every `rest_s`.
+
+        With `slack_ms`, that time may pass by so much: more will have come together by then. Waits
+        of several handles end at different moments, and look again before: often another handle
+        has taken everything.
+        """
         loop = asyncio.get_running_loop()
         start, silent = loop.time(), 0
+        slack_ms -= int(random.random() * min(slack_ms / 4, SPREAD_MS))
         waiter = _Waiter(loop, frozenset(topics))
         # Before the first look, so that nothing that happens during it is missed.
         self._waiting.add(waiter)
@@ -47,16 +66,17 @@ class Waiters:
             while True:
                 waiter.notified.clear()
                 due_ms = await next_ms(now_ms + int((loop.time() - start) * 1000))
-                wake_ms = until_ms if due_ms is None else min(due_ms, until_ms)
+                wake_ms = until_ms if due_ms is None else min(due_ms + slack_ms, until_ms)
                 end = start + (wake_ms - now_ms) / 1000
-                look_again = loop.time() + self.patience_s(silent)
+                look_again = loop.time() + self._patience_s(silent, slack_ms)
                 if end <= loop.time():
                     return
                 if await waiter.until(min(end, look_again)):
                     if rest_s:
                         await asyncio.sleep(rest_s)
                 elif end <= look_again:
-                    return
+                    if not slack_ms:
+                        return
                 else:
                     silent += 1
         finally:
@@ -83,6 +103,12 @@ class Waiters:
 
         await self.until_due(topics, look, now_ms=now_ms, until_ms=until_ms, rest_s=rest_s)
         return found
+
+    def _patience_s(self, silent: int, slack_ms: int) -> float:
+        patience_s = self.patience_s(silent)
+        if silent < CALM_AFTER:
+            return patience_s
+        return max(patience_s, min(slack_ms / 4_000, CALM_S))
 
     # --- For stores that are used by several processes
 

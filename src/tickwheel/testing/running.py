@@ -20,6 +20,7 @@ from tickwheel.clock import StoreClock
 from tickwheel.duration import moment
 from tickwheel.engine import batches
 from tickwheel.engine.attempt import JobContext, Runner, timeout_ms
+from tickwheel.engine.following import followed
 from tickwheel.engine.hand import Batch, Held, Stop
 from tickwheel.engine.surroundings import CallNext, Middleware, Surroundings, chained
 from tickwheel.errors import JobFailed, Partial, Retry, TickwheelError, UnknownTask
@@ -72,6 +73,7 @@ class BoxRunner:
         self._tasks = app.tasks
         self._clock = clock
         self._store = store
+        self._followed = followed(store, app.following)
         self._loops = loops
         self.lifespans = BoxLifespans(app.lifespans, loops)
         # What each run has raised so far, by job.
@@ -132,7 +134,7 @@ class BoxRunner:
             self._raised.pop(held.job.id, None)
         settlements = ended if isinstance(ended, list) else [(held, ended)]
         now_ms = self._clock.now_ms()
-        await self._store.settle([settlement for _, settlement in settlements], now_ms=now_ms)
+        await self._followed.settle([settlement for _, settlement in settlements], now_ms=now_ms)
         return [
             await self._noted(numbers[each], each, settlement, _raised_for(each, held, raised))
             for each, settlement in settlements

@@ -24,6 +24,8 @@ from judge.verdict import Found, Judgement, judge
 from tickwheel import App, JobInfo, Outcome, State, StoreUnavailable, WorkerInfo
 from tickwheel.cli.output import STORE
 from tickwheel.job import ENDED
+from tickwheel.operate.flaws import Span
+from tickwheel.operate.verify import Verified, verify_store
 
 FAULTS = Path(__file__).resolve().parent.parent
 # All is over within this time after the last fault: what is due latest, then lost leases, then
@@ -147,11 +149,13 @@ class JudgedRun:
                 self.drained_s = time.time() - ended
             async with self._app() as app:
                 found, counts = await self._found(app), await self._counts(app)
+                verified = await self._verified(app)
         finally:
             await self.scene.close()
         self.lines = [*read(self._record), *self._lines]
         plan = wishes(self.seed, self.seconds, self.scene.ways)
-        return judge(plan, self.lines, found, counts, aftermath_s=self.scene.aftermath_s)
+        aftermath_s = self.scene.aftermath_s
+        return judge(plan, self.lines, found, counts, verified, aftermath_s=aftermath_s)
 
     def story(self, id: str) -> str:
         """All that the record says of one job, with what went wrong meanwhile, by time."""
@@ -326,6 +330,17 @@ class JudgedRun:
             for state in State
             if (count := getattr(queue, state.value))
         }
+
+    async def _verified(self, app: App) -> Verified:
+        """What `tickwheel verify` finds in the store."""
+        client = await app.client()
+        span = Span(
+            since_ms=0,
+            until_ms=client.clock.now_ms(),
+            now_ms=client.clock.now_ms(),
+            late_after_ms=1_000,
+        )
+        return await verify_store(client, span, kept_ms=0)
 
     async def _found(self, app: App) -> list[Found]:
         found: list[Found] = []

@@ -1,5 +1,7 @@
 """The judge: what the record and the store's last word say of each job. Pure.
 
+The rules for runs are those of `tickwheel verify`; here a fault has to explain what they find.
+
 What it holds against a store, one rule each:
 
     lost        an acknowledged job is not there, has not ended, or never ran to its end
@@ -33,6 +35,8 @@ from judge.record import (
     Trouble,
 )
 from tickwheel.engine.options import WorkerOptions
+from tickwheel.operate.flaws import FlawKind, early_by, repeated_attempts, second_runs
+from tickwheel.operate.verify import Verified
 
 # A worker counts a wait from its idea of the store's time, which is behind by as long as an answer
 # takes to come: on a busy machine that is not little.
@@ -73,6 +77,28 @@ class Run:
     @property
     def how(self) -> str:
         return self.ended.how if self.ended else "vanished"
+
+    # As the rules of `tickwheel verify` see it.
+
+    @property
+    def attempt(self) -> int:
+        return self.started.attempt
+
+    @property
+    def due_ms(self) -> float:
+        return self.started.not_before * 1000
+
+    @property
+    def started_ms(self) -> float:
+        return self.started.at * 1000
+
+    @property
+    def ended_ms(self) -> float | None:
+        return self.ended.at * 1000 if self.ended else None
+
+    @property
+    def outcome(self) -> str:
+        return self.how
 
     @property
     def attempts(self) -> set[int]:
@@ -116,11 +142,13 @@ def judge(
     lines: Iterable[AnyLine],
     found: Sequence[Found],
     counts: Mapping[tuple[str, str], int],
+    verified: Verified | None = None,
     *,
     aftermath_s: float,
 ) -> Judgement:
     """`counts` is what the store says of its queues: how many jobs are in each state, where there
-    are any. `aftermath_s`: how long after a fault a store's clients may still feel it."""
+    are any. `verified` is what `tickwheel verify` says of its history. `aftermath_s`: how long
+    after a fault a store's clients may still feel it."""
     lines = list(lines)
     lives = _lives(wishes, lines, found)
     troubles = [line for line in lines if isinstance(line, Trouble)]
@@ -128,6 +156,7 @@ def judge(
     complaints = [
         *_quit(lines),
         *_miscounted(found, counts),
+        *(_in_history(verified) if verified else ()),
         *(complaint for life in lives for complaint in _of(life, troubles, aftermath_s)),
     ]
     return Judgement(
@@ -187,6 +216,19 @@ def _miscounted(
             yield Complaint("disagrees", queue, f"{said} are said to be {state}, {real} are")
 
 
+def _in_history(verified: Verified) -> Iterator[Complaint]:
+    """The store's own history has to say the same: nothing early, no double without a reason, and
+    nothing missed, except for what died with its workers. Faults make runs late."""
+    for flaw in verified.flaws[FlawKind.EARLY]:
+        yield Complaint("early", flaw.id, f"by its history: {flaw.words}")
+    for flaw in verified.flaws[FlawKind.DOUBLED]:
+        if not flaw.why:
+            yield Complaint("twice", flaw.id, f"by its history: {flaw.words}")
+    for flaw in verified.flaws[FlawKind.MISSED]:
+        if not flaw.why:
+            yield Complaint("lost", flaw.id, f"by its history: {flaw.words}")
+
+
 def _of(life: Life, troubles: Sequence[Trouble], aftermath_s: float) -> Iterator[Complaint]:
     if life.rolled_back:
         if life.found or life.runs:
@@ -211,17 +253,16 @@ def _of(life: Life, troubles: Sequence[Trouble], aftermath_s: float) -> Iterator
 
 def _early(life: Life) -> Iterator[Complaint]:
     for run in life.runs:
-        early_s = run.started.not_before - run.started.at
-        if early_s > 0:
-            yield Complaint("early", life.id, f"attempt {run.started.attempt}: {early_s:.3f} s")
+        if early_ms := early_by(run):
+            yield Complaint("early", life.id, f"attempt {run.attempt}: {early_ms / 1000:.3f} s")
 
 
 def _unchosen(life: Life) -> Iterator[tuple[Run, Run]]:
     """Runs that followed another although the job had not chosen so, or not so soon."""
+    yield from second_runs(life.runs)
     for before, after in pairwise(life.runs):
         wait_s = CHOSEN_S.get(before.how)
-        due = before.ended.at + wait_s - BEHIND_S if before.ended and wait_s else None
-        if due is None or after.started.at < due:
+        if before.ended and wait_s and after.started.at < before.ended.at + wait_s - BEHIND_S:
             yield before, after
 
 
@@ -231,9 +272,9 @@ def _twice(life: Life, troubles: Sequence[Trouble], aftermath_s: float) -> Itera
             continue
         rule = "early" if before.how in CHOSEN_S else "twice"
         yield Complaint(rule, life.id, f"{_told(after)} came after {_told(before)}")
-    for attempt, count in Counter(a for run in life.runs for a in run.attempts).items():
-        if count > 1:
-            yield Complaint("twice", life.id, f"{count} runs of attempt {attempt}")
+    attempts = (attempt for run in life.runs for attempt in run.attempts)
+    for attempt, count in repeated_attempts(attempts).items():
+        yield Complaint("twice", life.id, f"{count} runs of attempt {attempt}")
 
 
 def _explained(run: Run, lost_by: float, troubles: Sequence[Trouble], aftermath_s: float) -> bool:

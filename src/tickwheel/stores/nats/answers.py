@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from tickwheel.clock import S_NS
 from tickwheel.errors import StoreError, StoreUnavailable
 
@@ -33,6 +35,16 @@ class StoreFull(StoreUnavailable):
     """There is no room for this now; there may be later."""
 
 
+class Stored(msgspec.Struct):
+    """The answer to a message that was to be stored."""
+
+    seq: int = 0
+    error: dict[str, Any] | None = None
+
+
+as_stored = msgspec.json.Decoder(Stored).decode
+
+
 def code(answer: dict[str, Any]) -> int:
     """The code of an error; 0 if the answer is no error."""
     found: int = answer.get("error", {}).get("err_code", 0)
@@ -41,16 +53,20 @@ def code(answer: dict[str, Any]) -> int:
 
 def must(answer: dict[str, Any]) -> dict[str, Any]:
     """The answer, if it is no error. Raises StoreFull, StoreUnavailable, StoreError."""
-    error = answer.get("error")
-    if error is None:
+    if answer.get("error") is None:
         return answer
-    number = code(answer)
+    raise failure(answer)
+
+
+def failure(refusal: dict[str, Any]) -> StoreError | StoreUnavailable:
+    """What an error means to the caller."""
+    error, number = refusal["error"], code(refusal)
     words = f"NATS: {error.get('description', 'unknown error')} ({number})"
     if number in FULL:
-        raise StoreFull(f"{words}: the store is full; raise max_file, or prune ended jobs sooner")
+        return StoreFull(f"{words}: the store is full; raise max_file, or prune ended jobs sooner")
     if error.get("code") in (400, 403) and number not in (*PASSING, *CHANGED):
-        raise StoreError(words)
-    raise StoreUnavailable(words)
+        return StoreError(words)
+    return StoreUnavailable(words)
 
 
 def nanoseconds(text: str) -> int:

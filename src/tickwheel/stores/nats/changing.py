@@ -116,7 +116,7 @@ class Changing:
         """The messages that store the job. Raises UsageError if it is too large."""
         now_ms, layout = self._now_ms(), self._layout
         if standing is None:
-            return [self._jobs.new(after, self._fitter.safe_bytes)]
+            return self._jobs.new([after])
         if standing.job.state.ended and standing.kind:
 
             def both(job: Job) -> list[Step]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tickwheel.errors import StoreError, StoreUnavailable
 from tickwheel.masking import masked
-from tickwheel.store import Durability, Finding, Level
+from tickwheel.store import Durability, Finding, Level, Size
 from tickwheel.stores.nats.consumers import is_source
 from tickwheel.stores.nats.heal import better_leader
 from tickwheel.stores.nats.monitor import monitored
@@ -79,6 +79,19 @@ async def findings_of(options: NatsOptions, wire: Wire, streams: Sequence[Stream
             continue
         found += of_stream(stream.config(), info)
         found += await _deliveries(stream, info)
+    return found
+
+
+async def sizes_of(streams: Sequence[Stream]) -> list[Size]:
+    """Of the streams, and of the limit of the account, if it has one."""
+    states = [(await stream.info())["state"] for stream in streams]
+    limits = (await streams[0].api("INFO")).get("limits") or {}
+    found = [
+        Size("Streams, on each replica", sum(each["bytes"] for each in states)),
+        Size("Their messages", sum(each["messages"] for each in states), "messages"),
+    ]
+    if (most := limits.get("max_storage", -1)) > 0:
+        found.append(Size("Limit of the account", most))
     return found
 
 

@@ -139,8 +139,7 @@ class Jobs:
         larger than the server accepts, none is added."""
         if not jobs:
             return set()
-        safe_bytes = self._fitter.safe_bytes
-        new = {job.id: self.new(job, safe_bytes) for job in jobs}
+        new = dict(zip([job.id for job in jobs], self.new(jobs), strict=True))
         await self._room.admit(list(new.values()))
         applied = await self._apply(
             new,
@@ -150,16 +149,20 @@ class Jobs:
         )
         return set(applied)
 
-    def new(self, job: Job, safe_bytes: int) -> Step:
-        """The message that adds a job. Raises UsageError if it is too large; a job of up to
-        `safe_bytes` always fits."""
-        check, now_ms = self._layout.nowhere(job.id), self._now_ms()
-        job = life.added(job)
-        if not job.history and job_bytes(job) <= safe_bytes:
+    def new(self, jobs: Iterable[Job]) -> list[Step]:
+        """The messages that add jobs. Raises UsageError if one is too large."""
+        now_ms, safe_bytes = self._now_ms(), self._fitter.safe_bytes
+
+        def step_of(job: Job) -> Step:
+            check = self._layout.nowhere(job.id)
             return self._layout.step(job, check, now_ms=now_ms, new=True)
-        return self._fitter.new(
-            job, lambda job: self._layout.step(job, check, now_ms=now_ms, new=True)
-        )
+
+        return [
+            step_of(job)
+            if not job.history and job_bytes(job) <= safe_bytes
+            else self._fitter.new(job, step_of)
+            for job in map(life.added, jobs)
+        ]
 
     # --- Claim
 

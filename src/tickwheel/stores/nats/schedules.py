@@ -59,7 +59,7 @@ class Schedules:
         move = self._move(schedule, jobs, next_ms)
         left = first_by_id(jobs)
         for _ in range(TRIES):
-            adds = [self._jobs.new(job, safe_bytes=0) for job in left.values()]
+            adds = self._jobs.new(left.values())
             if not self._fit(adds):
                 if not await self._is_open(schedule):
                     return False

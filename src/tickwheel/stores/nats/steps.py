@@ -66,13 +66,12 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(Job).decode
 
 
-def subject_part(text: str) -> str:
-    """The text as one part of a subject, which dots separate."""
-    return text if text.isalnum() else _escaped(text)
-
-
 @functools.lru_cache(4096)
-def _escaped(text: str) -> str:
+def subject_part(text: str) -> str:
+    """The text as one part of a subject, which dots separate. Each step asks a few times for the
+    same job and queue."""
+    if text.isalnum():
+        return text
     return _UNSAFE.sub(lambda found: "".join(f"%{each:02X}" for each in found[0].encode()), text)
 
 

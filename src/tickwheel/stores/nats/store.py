@@ -48,6 +48,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -61,7 +62,7 @@ from tickwheel.stores.nats.away import Away
 from tickwheel.stores.nats.browse import alive, counted, cursor_at, parse_cursor, scans
 from tickwheel.stores.nats.buckets import take_token
 from tickwheel.stores.nats.ends import Ends
-from tickwheel.stores.nats.health import durability_of, findings_of
+from tickwheel.stores.nats.health import durability_of, findings_of, sizes_of
 from tickwheel.stores.nats.parked import Arrivals, Part
 from tickwheel.stores.nats.shard import Shard
 from tickwheel.stores.nats.steps import Line, Step
@@ -214,6 +215,8 @@ class NatsStore:
         return self._shard(id.rpartition("@")[0] or id)
 
     def _split(self, ids: Iterable[str]) -> dict[Shard, list[str]]:
+        if len(self._shards) == 1:
+            return {self._first: list(dict.fromkeys(ids))}
         found: defaultdict[Shard, list[str]] = defaultdict(list)
         for id in dict.fromkeys(ids):
             found[self._of_job(id)].append(id)
@@ -629,6 +632,9 @@ class NatsStore:
         if wire is None:
             raise StoreUnavailable("the store is closed")
         return await findings_of(self._options, wire, streams)
+
+    async def sizes(self) -> list[Size]:
+        return await sizes_of([shard.stream for shard in self._shards])
 
 
 _arrivals = msgspec.json.Decoder(tuple[int, list[tuple[Line, Part]]]).decode

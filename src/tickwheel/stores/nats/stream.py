@@ -21,7 +21,7 @@ from tickwheel.batch import BATCH_BYTES as REPLY_BYTES
 from tickwheel.batch import portions
 from tickwheel.duration import moment
 from tickwheel.errors import StoreIncompatible, StoreUnavailable, UsageError
-from tickwheel.stores.nats import steps
+from tickwheel.stores.nats import answers, steps
 from tickwheel.stores.nats.answers import (
     INVALID,
     NO_STREAM,
@@ -32,8 +32,6 @@ from tickwheel.stores.nats.answers import (
     allowed,
     nanoseconds,
 )
-from tickwheel.stores.nats.answers import code as _code
-from tickwheel.stores.nats.answers import must as _must
 from tickwheel.stores.nats.consumers import COUNTED, SETTINGS, consumer_name, is_outdated
 from tickwheel.stores.nats.publishing import as_batch, as_json_bytes, as_singles, size_of
 from tickwheel.stores.nats.settings import (
@@ -128,7 +126,7 @@ class Stream:
         """Send a request; returns the answer, which may be an error: see `_must`. Raises if the
         stream is gone."""
         found = await self._ask(subject, request)
-        if _code(found) == NO_STREAM:
+        if answers.code(found) == NO_STREAM:
             raise StoreUnavailable(
                 f"stream {self._name} was deleted on the server: restore it from a backup, or "
                 "restart tickwheel to create a new one, without jobs"
@@ -148,7 +146,7 @@ class Stream:
     async def info(self, *, subjects: str = "") -> dict[str, Any]:
         """The stream as the server describes it; with `subjects`, also which of them it has."""
         request = {"subjects_filter": subjects} if subjects else None
-        return _must(await self.api(f"STREAM.INFO.{self._name}", request))
+        return answers.must(await self.api(f"STREAM.INFO.{self._name}", request))
 
     # --- Its settings
 
@@ -161,13 +159,13 @@ class Stream:
         refuse_old(self._wire.info.get("version", "0"))
         self.forget_sources()
         found = await self._ask(f"STREAM.INFO.{self._name}")
-        if _code(found) == NO_STREAM:
+        if answers.code(found) == NO_STREAM:
             created = await self.api(f"STREAM.CREATE.{self._name}", self.config())
             refuse_demands(created)
-            await self._set_right(_must(created)["config"])
+            await self._set_right(answers.must(created)["config"])
             await self._prove()
             return
-        stored = _must(found)["config"]
+        stored = answers.must(found)["config"]
         if self._wanted_replicas is None:
             self._replicas = stored["num_replicas"]
         refuse_other(stored, shards=self._shards)
@@ -202,7 +200,7 @@ class Stream:
                 f"the store once as operator, or correct {', '.join(wrong)} by hand"
             ) from error
         refuse_demands(answer)
-        if _code(answer) == INVALID or (
+        if answers.code(answer) == INVALID or (
             not answer.get("error") and drift(self.config(), answer["config"])
         ):
             said = answer.get("error", {}).get("description", "the server did not apply it")
@@ -210,7 +208,7 @@ class Stream:
                 f"stream {self._name} has {words}{loses}, and can't be changed: {said}; move its "
                 "jobs to another namespace with tickwheel migrate-jobs"
             )
-        _must(answer)
+        answers.must(answer)
         if limits:
             log.warning("stream %s had %s: removed, because it loses jobs", self._name, words)
 
@@ -300,11 +298,11 @@ class Stream:
             left -= 1
             return not left
 
-        answers = await self._wire.exchange(
+        replies = await self._wire.exchange(
             lambda reply: as_singles(messages, reply), last=last, connection=connection
         )
         seqs: list[int | StoreFull | None] = [None] * len(messages)
-        for answer in answers:
+        for answer in replies:
             # In a cluster a refusal can come before the answers to earlier messages.
             number = int(answer.subject.rpartition(".")[2])
             try:
@@ -315,20 +313,22 @@ class Stream:
 
     def _stored(self, answer: Message) -> int | None:
         """The sequence of a stored message; None if its check did not hold."""
-        if status(answer) == 503:
+        if answer.headers and status(answer) == 503:
             # If it comes back as a new stream, it has no consumers.
             self.forget_sources()
             raise StoreUnavailable(_silent(self._name))
-        found = msgspec.json.decode(answer.data)
-        if _code(found) in REFUSED:
+        stored = answers.as_stored(answer.data)
+        if stored.error is None and stored.seq:
+            return stored.seq
+        refusal = {"error": stored.error or {}}
+        if answers.code(refusal) in REFUSED:
             return None
-        if _code(found) == TOO_MANY and self.batch > 1:
-            self.batch = allowed(found, self.batch)
+        if answers.code(refusal) == TOO_MANY and self.batch > 1:
+            self.batch = allowed(refusal, self.batch)
             raise StoreUnavailable(
                 f"this NATS server accepts batches of {self.batch} messages: the next are smaller"
             )
-        seq: int = _must(found)["seq"]
-        return seq
+        raise answers.failure(refusal)
 
     def refuse_large(self, messages: Sequence[Step]) -> None:
         largest = max(messages, key=size_of)
@@ -354,7 +354,7 @@ class Stream:
         request: dict[str, Any] = {"filter": subject}
         if before_seq is not None:
             request["seq"] = before_seq
-        purged: int = _must(await self.api(f"STREAM.PURGE.{self._name}", request))["purged"]
+        purged: int = answers.must(await self.api(f"STREAM.PURGE.{self._name}", request))["purged"]
         return purged
 
     # --- Reading
@@ -393,8 +393,8 @@ class Stream:
         while start < len(ids):
             some = ids[start : start + count]
             subjects = [each(id) for id in some for each in (layout.truth, layout.ready_of)]
-            answers = await asyncio.gather(*map(self.leader_last, subjects))
-            found = [message for message in answers if message is not None]
+            replies = await asyncio.gather(*map(self.leader_last, subjects))
+            found = [message for message in replies if message is not None]
             messages += found
             start += count
             average = sum(len(body) for *_, body in found) // len(some)
@@ -403,9 +403,9 @@ class Stream:
 
     async def leader_last(self, subject: str) -> tuple[str, int, bytes] | None:
         answer = await self.api(f"STREAM.MSG.GET.{self._name}", {"last_by_subj": subject})
-        if _code(answer) in NOT_FOUND:
+        if answers.code(answer) in NOT_FOUND:
             return None
-        message = _must(answer)["message"]
+        message = answers.must(answer)["message"]
         return message["subject"], message["seq"], base64.b64decode(message.get("data", ""))
 
     async def last_of(self, subjects: Sequence[str]) -> list[tuple[str, int, bytes]]:
@@ -532,9 +532,9 @@ class Stream:
         subject = self._layout.ready(queue, priority)
         request = {"seq": 1, "next_by_subj": subject}
         answer = await self.api(f"STREAM.MSG.GET.{self._name}", request)
-        if _code(answer) in NOT_FOUND:
+        if answers.code(answer) in NOT_FOUND:
             return None
-        return nanoseconds(_must(answer)["message"]["time"])
+        return nanoseconds(answers.must(answer)["message"]["time"])
 
     async def move_consumer(self, name: str, server: str) -> bool:
         """Let another server lead a consumer; returns whether the server agreed."""
@@ -581,14 +581,14 @@ class Stream:
             **more,
         }
         request = {"stream_name": self._name, "config": config}
-        return _must(await self.api(f"CONSUMER.CREATE.{self._name}.{name}", request))
+        return answers.must(await self.api(f"CONSUMER.CREATE.{self._name}.{name}", request))
 
     async def list_consumers(self) -> list[dict[str, Any]]:
         """All our consumers that exist now."""
         found: list[dict[str, Any]] = []
         while True:
             request = {"offset": len(found)}
-            page = _must(await self.api(f"CONSUMER.LIST.{self._name}", request))
+            page = answers.must(await self.api(f"CONSUMER.LIST.{self._name}", request))
             found += page["consumers"] or []
             if len(found) >= page["total"] or not page["consumers"]:
                 return [each for each in found if "queue" in each["config"].get("metadata", {})]
@@ -596,7 +596,7 @@ class Stream:
     async def consumer(self, name: str) -> dict[str, Any] | None:
         """One consumer as the server describes it; None if there is none of that name."""
         answer = await self.api(f"CONSUMER.INFO.{self._name}.{name}")
-        return None if _code(answer) in NOT_FOUND else _must(answer)
+        return None if answers.code(answer) in NOT_FOUND else answers.must(answer)
 
     async def pause(self, queue: str, paused: bool) -> None:
         until = {"pause_until": NEVER_ENDS} if paused else {}
@@ -604,7 +604,7 @@ class Stream:
             # Also if nobody has used this priority yet: it must be paused from the start.
             await self.ensure_source(queue, priority)
             name = consumer_name(queue, f"r{priority}")
-            _must(await self.api(f"CONSUMER.PAUSE.{self._name}.{name}", until))
+            answers.must(await self.api(f"CONSUMER.PAUSE.{self._name}.{name}", until))
 
 
 def _silent(name: str) -> str:

@@ -31,6 +31,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -55,6 +56,7 @@ from tickwheel.stores.postgres.notify import EndListener, Listener
 from tickwheel.stores.postgres.pool import Pool
 from tickwheel.stores.postgres.schema import make_ready, migrate
 from tickwheel.stores.postgres.url import PostgresOptions
+from tickwheel.stores.waiting import slack_of
 
 log = logging.getLogger("tickwheel")
 
@@ -271,7 +273,9 @@ class PostgresStore:
             return await self._run(browse.next_claimable_ms, names, known, self.ahead_ms)
 
         topics = parking.topics_of(known).union(f"q{name}" for name in names)
-        await self._open_listener().until_due(topics, next_ms, now_ms=now_ms, until_ms=until_ms)
+        await self._open_listener().until_due(
+            topics, next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_of(self.ahead_ms)
+        )
 
     async def asked(
         self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
@@ -381,6 +385,9 @@ class PostgresStore:
 
     async def durability(self) -> Durability:
         return await self._opened().run(health.durability)
+
+    async def sizes(self) -> list[Size]:
+        return await self._run(health.sizes)
 
     async def findings(self) -> list[Finding]:
         pool, listener = self._opened(), self._open_listener()

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable
-from tickwheel.store import Durability, Finding, Level
+from tickwheel.store import Durability, Finding, Level, Size
 from tickwheel.stores.redis.url import RedisOptions
 from tickwheel.stores.redis.wire import Wire
 
@@ -149,6 +149,27 @@ async def findings(wire: Wire) -> list[Finding]:
     info = await _info(wire)
     found = [of_server(info), of_memory(info), of_clients(info), *of_disk(info), *of_role(info)]
     return found + await _slow_scripts(wire)
+
+
+async def sizes(wire: Wire) -> list[Size]:
+    """Of the server, with all that others keep there."""
+    found = sizes_of(await _info(wire))
+    try:
+        found.append(Size("Keys", int(await wire.ask("DBSIZE")), "keys"))
+    except StoreUnavailable:
+        raise
+    except StoreError:  # not allowed
+        pass
+    return found
+
+
+def sizes_of(info: dict[str, str]) -> list[Size]:
+    found = [Size("Memory used by the server", int(info.get("used_memory", 0)))]
+    if most := int(info.get("maxmemory", 0)):
+        found.append(Size("Its limit", most))
+    if log := int(info.get("aof_current_size", 0)):
+        found.append(Size("Append-only file", log))
+    return found
 
 
 def of_server(info: dict[str, str]) -> Finding:

@@ -42,6 +42,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -58,6 +59,7 @@ from tickwheel.stores.redis.parking import Parked, topics
 from tickwheel.stores.redis.reading import QUEUES, get, names_of_queues
 from tickwheel.stores.redis.url import RedisOptions
 from tickwheel.stores.redis.wire import Wire
+from tickwheel.stores.waiting import slack_of
 
 # The version of the layout that the head of statements.lua describes.
 SCHEMA = 2
@@ -401,12 +403,18 @@ class RedisStore:
     ) -> None:
         queues, known = list(dict.fromkeys(queues)), frozenset(tasks)
 
+        ahead_ms, slack_ms = self.ahead_ms, slack_of(self.ahead_ms)
+
         async def next_ms(now_ms: int) -> int | None:
-            answer, _ = await self._step_for("next", queues, known, now_ms, until_ms, self.ahead_ms)
+            # As of when a claim would not wait any longer: until then we want to be notified.
+            ripe_ms = now_ms - slack_ms
+            answer, _ = await self._step_for("next", queues, known, ripe_ms, until_ms, ahead_ms)
             return int(answer) if answer else None
 
         wanted = topics(known).union(f"q{queue}" for queue in queues)
-        await self._open_subscriber.until_due(wanted, next_ms, now_ms=now_ms, until_ms=until_ms)
+        await self._open_subscriber.until_due(
+            wanted, next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_ms
+        )
 
     async def asked(
         self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
@@ -530,6 +538,9 @@ class RedisStore:
 
     async def findings(self) -> list[Finding]:
         return await health.findings(self._open_wire)
+
+    async def sizes(self) -> list[Size]:
+        return await health.sizes(self._open_wire)
 
 
 class _Outcome(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apsw
 
-from tickwheel.store import Durability, Finding, Level
+from tickwheel.store import Durability, Finding, Level, Size
 
 # With less free space than this, the disk will soon refuse jobs.
 LITTLE_ROOM = 200 * 1024**2
@@ -42,6 +42,17 @@ def findings(db: apsw.Connection, path: Path) -> list[Finding]:
     words = f"{_size(size)}, {_size(free)} of it unused; {_size(room)} left on its disk"
     fix = "free some space: a full disk refuses every job" if scarce else ""
     return [Finding(Level.BAD if scarce else Level.OK, "file", words, fix)]
+
+
+def sizes(db: apsw.Connection, path: Path) -> list[Size]:
+    page = db.pragma("page_size")
+    log = path.with_name(f"{path.name}-wal")
+    return [
+        Size("File", db.pragma("page_count") * page),
+        Size("Unused in the file", db.pragma("freelist_count") * page),
+        Size("Write-ahead log", log.stat().st_size if log.exists() else 0),
+        Size("Left on its disk", shutil.disk_usage(path.resolve().parent).free),
+    ]
 
 
 def _size(size: int) -> str:

@@ -9,9 +9,12 @@ import apsw
 import msgspec
 
 from tickwheel.batch import BATCH_BYTES
-from tickwheel.job import Job, State
+from tickwheel.job import Job, Settlement, lengthened
 
 encode = msgspec.json.encode
+
+# Runs that ended well are written by their kinds if there are so many of each, on average.
+ALIKE = 4
 
 
 def _object(columns: dict[str, str]) -> str:
@@ -29,8 +32,15 @@ _FIELDS = {
 }
 # One job as one JSON object; its keys are the fields of Job.
 JOB = _object(_FIELDS | {"state": STATE, "parked": "state = 'parked'"})
-# The same for a job that is not parked.
-UNPARKED = _object(_FIELDS)
+# What a job has that was never claimed.
+_FRESH = (
+    "id", "task", "payload", "queue", "priority", "due_ms", "created_ms", "retries", "timeout_ms",
+    "expires_ms", "meta",
+)  # fmt: skip
+# A job that is not parked, as one JSON object. Most were never claimed: the rest is left out.
+UNPARKED = (
+    f"iif(attempt = 0, {_object({name: _FIELDS[name] for name in _FRESH})}, {_object(_FIELDS)})"
+)
 # How many bytes a job has; SQLite knows it without reading them. Only errors have a traceback.
 SIZE = (
     "octet_length(payload) + octet_length(history)"
@@ -143,26 +153,80 @@ def _updating(progress: str) -> str:
 _UPDATE, _UPDATE_TOLD = _updating("null"), _updating(f"new.value ->> {len(_CHANGED) + 1}")
 
 
-# What a run that ended well changes. Each value that is looked up in each row takes time.
-_FINISH = """
-    update job set state = 'done', lease_until_ms = null, started_ms = null, asked = 0,
-                   settled = fence, ended_ms = new.value ->> 0, error = null, traceback = null,
-                   result = new.value ->> 1, history = new.value ->> 2, progress = null
-    from json_each(?) as new where job.n = new.key"""
+# What runs that ended well change, where their worker still holds the job.
+_FINISHED = """state = 'done', lease_until_ms = null, started_ms = null, asked = 0,
+    settled = job.fence, error = null, traceback = null, progress = null"""
+_FINISH = f"""
+    update job set {_FINISHED}, ended_ms = new.value ->> 1, result = new.value ->> 2,
+                   history = new.value ->> 3
+    from json_each(:rows) as new
+    where job.id = new.key and job.fence = new.value ->> 0
+      and state = 'running' and lease_until_ms > :now and told = 0"""
+# The same for many runs of a few kinds, which differ only in the due time: those of batches, and of
+# jobs that take no time. Each value that is looked up in each row takes time.
+_FINISH_ALIKE = f"""
+    with kind as materialized (
+        select key as number, value ->> 0 as fence, value ->> 1 as ended_ms,
+               value ->> 2 as result, value ->> 3 as before, value ->> 4 as after
+        from json_each(:kinds))
+    update job set {_FINISHED}, ended_ms = kind.ended_ms, result = kind.result,
+                   history = kind.before || due_ms || kind.after
+    from json_each(:rows) as new cross join kind on kind.number = new.value
+    where job.id = new.key and job.fence = kind.fence
+      and state = 'running' and lease_until_ms > :now and told = 0"""
 
 
-def finish_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None:
-    """Write what `settle` made of these jobs. Almost all are done and have nothing more to tell,
-    and a short statement writes those."""
-    plain = {
-        n: (job.ended_ms, job.result, job.history)
-        for n, job in changes
-        if job.state is State.DONE and job.error is None and job.progress is None
-    }
-    if plain:
-        db.execute(_FINISH, (encode(plain).decode(),))
-    if len(plain) < len(changes):
-        write_jobs(db, [(n, job) for n, job in changes if n not in plain])
+def finish_jobs(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) -> int:
+    """Write runs that are `just_done`, of different jobs, where `life.holds`; returns how many."""
+    numbers, examples = _kinds(settlements)
+    values: dict[str, Any] = {"now": now_ms}
+    if len(examples) * ALIKE <= len(settlements):
+        ids = (each.job.id for each in settlements)
+        kinds = [
+            (each.job.fence, each.ended_ms, each.result, *_history_around_due(each))
+            for each in examples
+        ]
+        values["rows"] = encode(dict(zip(ids, numbers, strict=True))).decode()
+        values["kinds"] = encode(kinds).decode()
+        db.execute(_FINISH_ALIKE, values)
+    else:
+        # The history as text: SQLite would have to read it, and write it again.
+        rows = {
+            each.job.id: (each.job.fence, each.ended_ms, each.result, _history(each))
+            for each in settlements
+        }
+        values["rows"] = encode(rows).decode()
+        db.execute(_FINISH, values)
+    return db.changes()
+
+
+def _kinds(settlements: Sequence[Settlement]) -> tuple[list[int], list[Settlement]]:
+    """The kind of each, by number, and one of each kind."""
+    known: dict[tuple[Any, ...], int] = {}
+    numbers: list[int] = []
+    examples: list[Settlement] = []
+    for each in settlements:
+        job = each.job
+        kind = (
+            job.fence, job.attempt, job.worker, job.history,
+            each.started_ms, each.ended_ms, each.result,
+        )  # fmt: skip
+        number = known.get(kind)
+        if number is None:
+            number = known[kind] = len(examples)
+            examples.append(each)
+        numbers.append(number)
+    return numbers, examples
+
+
+def _history(settlement: Settlement) -> str:
+    return encode(lengthened(settlement.job.history, settlement)).decode()
+
+
+def _history_around_due(settlement: Settlement) -> tuple[str, str]:
+    """The history of a settled job as text, but for the last due time."""
+    before, mark, after = _history(settlement).rpartition('"due_ms":')
+    return before + mark, after[after.index(",") :]
 
 
 # All that a change by others may touch: what a caller chose, and what the job's steps change.

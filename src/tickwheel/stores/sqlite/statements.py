@@ -40,18 +40,21 @@ from tickwheel.stores.sqlite.rows import (
 
 # --- Adding
 
-_NEW = "id, task, payload, queue, priority, due_ms, created_ms, retries, timeout_ms"
-_INSERT = f"""
-    insert or ignore into job ({_NEW})
-    select {", ".join(f"value ->> {i}" for i in range(9))} from json_each(?)
-"""
-# For jobs that have more: those that come from another store and have run there, too.
-_INSERT_WHOLE = f"""
-    insert or ignore into job (
-        {_NEW}, expires_ms, meta, attempt, failures, takeovers, worker, progress, error, traceback,
-        history, changes)
-    select {", ".join(f"value ->> {i}" for i in range(20))} from json_each(?)
-"""
+
+def _insert(columns: str) -> str:
+    values = (f"value ->> {i}" for i, _ in enumerate(columns.split(",")))
+    return f"insert or ignore into job ({columns}) select {', '.join(values)} from json_each(?)"
+
+
+# Each value that is looked up in each row takes time, so there are three statements: for plain
+# jobs, for those with options, and for those that have more, as a job that ran in another store.
+_PLAIN = "id, task, payload, queue, priority, due_ms, created_ms"
+_CHOSEN = f"{_PLAIN}, retries, timeout_ms"
+_WHOLE = (
+    f"{_CHOSEN}, expires_ms, meta, attempt, failures, takeovers, worker, progress, error, "
+    "traceback, history, changes"
+)
+_INSERT_PLAIN, _INSERT_CHOSEN, _INSERT_WHOLE = map(_insert, (_PLAIN, _CHOSEN, _WHOLE))
 
 
 def adding(jobs: Sequence[Job]) -> tuple[str, str]:
@@ -61,28 +64,31 @@ def adding(jobs: Sequence[Job]) -> tuple[str, str]:
 
 
 def _inserting(jobs: Sequence[Job]) -> tuple[str, str]:
-    """Plain jobs need no column that is new: a user's connection can add them before a worker has
-    upgraded the file."""
-    rows = [
-        (
-            job.id, job.task, job.payload, job.queue, job.priority, job.due_ms,
-            job.created_ms, job.retries, job.timeout_ms,
-        )
-        for job in jobs
-    ]  # fmt: skip
+    """Only the last statement needs columns that are new: a user's connection can add other jobs
+    before a worker has upgraded the file."""
+    insert = _INSERT_PLAIN
     for job in jobs:
         if job.attempt or job.meta is not None or job.expires_ms is not None or job.changes:
+            insert = _INSERT_WHOLE
             break
-    else:
-        return _INSERT, encode(rows).decode()
-    whole = [
-        (
-            *row, job.expires_ms, job.meta, job.attempt, job.failures, job.takeovers, job.worker,
-            job.progress, job.error, job.traceback, job.history, job.changes,
-        )
-        for row, job in zip(rows, jobs, strict=True)
-    ]  # fmt: skip
-    return _INSERT_WHOLE, encode(whole).decode()
+        if job.retries is not None or job.timeout_ms is not None:
+            insert = _INSERT_CHOSEN
+    rows: list[tuple[Any, ...]] = [
+        (job.id, job.task, job.payload, job.queue, job.priority, job.due_ms, job.created_ms)
+        for job in jobs
+    ]
+    if insert is not _INSERT_PLAIN:
+        rows = [(*row, job.retries, job.timeout_ms) for row, job in zip(rows, jobs, strict=True)]
+    if insert is _INSERT_WHOLE:
+        rows = [
+            (
+                *row, job.expires_ms, job.meta, job.attempt, job.failures, job.takeovers,
+                job.worker, job.progress, job.error, job.traceback, job.history,
+                job.changes,
+            )
+            for row, job in zip(rows, jobs, strict=True)
+        ]  # fmt: skip
+    return insert, encode(rows).decode()
 
 
 def add(db: apsw.Connection, jobs: Sequence[Job]) -> list[bool]:
@@ -258,13 +264,19 @@ def extend(
 
 
 def settle(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) -> list[bool]:
-    claims = _claims_on(db, [settlement.job.id for settlement in settlements])
+    first: dict[str, Settlement] = {}
+    for each in settlements:
+        first.setdefault(each.job.id, each)
+    # Almost all are done and held, and one short statement writes those.
+    done = [each for each in first.values() if life.just_done(each)]
+    if done and finish_jobs(db, done, now_ms) == len(settlements):
+        return [True] * len(settlements)
+    # Those that it has written count as settled before.
+    claims = _claims_on(db, list(first))
     answers, settled = life.settle(settlements, claims, now_ms=now_ms)
     rows = [(claims[id].n, job) for id, job in settled.items()]
-    if told := [each for each in rows if each[1].changes is not None]:
-        replace_jobs(db, told)
-        rows = [each for each in rows if each[1].changes is None]
-    finish_jobs(db, rows)
+    write_jobs(db, [each for each in rows if each[1].changes is None])
+    replace_jobs(db, [each for each in rows if each[1].changes is not None])
     return answers
 
 

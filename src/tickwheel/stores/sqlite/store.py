@@ -37,6 +37,7 @@ from tickwheel.store import (
     Page,
     Query,
     QueueInfo,
+    Size,
     SlotCounts,
     Slots,
     Tell,
@@ -59,6 +60,7 @@ from tickwheel.stores.sqlite.file import (
 from tickwheel.stores.sqlite.libraries import is_open
 from tickwheel.stores.sqlite.notify import ENDED, ChangeWatcher
 from tickwheel.stores.sqlite.url import SqliteOptions
+from tickwheel.stores.waiting import slack_of
 from tickwheel.transaction import Statement
 
 T = TypeVar("T")
@@ -271,7 +273,9 @@ class SqliteStore:
         async def next_ms(_: int) -> int | None:
             return await self._read(browse.next_claimable_ms, queues, list(tasks), self.ahead_ms)
 
-        await self._open_watcher().until_due((), next_ms, now_ms=now_ms, until_ms=until_ms)
+        await self._open_watcher().until_due(
+            (), next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_of(self.ahead_ms)
+        )
 
     async def asked(
         self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
@@ -405,6 +409,9 @@ class SqliteStore:
 
     async def findings(self) -> list[Finding]:
         return await self._read(health.findings, self._path)
+
+    async def sizes(self) -> list[Size]:
+        return await self._read(health.sizes, self._path)
 
 
 # --- In the writer's thread

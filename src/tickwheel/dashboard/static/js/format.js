@@ -73,10 +73,10 @@ export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 const WEEKDAYS = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
 
-/** A wall clock elsewhere, from a time with its offset: "Mon 2027-03-29 02:00:00 +02:00". */
+/** A wall clock elsewhere, from a time with its offset: "Mon 2027-03-29 02:00 +02:00". */
 export function wallClock(there) {
   const [, day, clock, offset] = /^(\d{4}-\d\d-\d\d)T([\d:]{8})(?:\.\d+)?(.*)$/.exec(there);
-  return `${WEEKDAYS[new Date(`${day}T00:00:00Z`).getUTCDay()]} ${day} ${clock} ${offset === "Z" ? "+00:00" : offset}`;
+  return `${WEEKDAYS[new Date(`${day}T00:00:00Z`).getUTCDay()]} ${day} ${clock.replace(/:00$/, "")} ${offset === "Z" ? "+00:00" : offset}`;
 }
 
 /** A duration as the API reads it, exactly: "1h30m", "500ms". */

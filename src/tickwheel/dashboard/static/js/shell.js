@@ -2,7 +2,7 @@
 import { address } from "./api.js";
 import { compact } from "./format.js";
 import { onKeys } from "./keyboard.js";
-import { html, store, stored, useEffect, useState } from "./lib.js";
+import { html, store, stored, useEffect, useSource, useState } from "./lib.js";
 import { INTERVALS, live, useWatch } from "./live.js";
 import { attempt, openDialog } from "./parts/dialog.js";
 import { Menu } from "./parts/menu.js";
@@ -47,7 +47,7 @@ function Side() {
   const stats = overview?.stats;
   const tails = stats
     ? {
-        "/jobs": [compact(stats.waiting + stats.running), ""],
+        "/jobs": [stats.waiting === null ? "" : compact(stats.waiting + stats.running), ""],
         "/dead": [stats.dead ? compact(stats.dead) : "", stats.dead ? "bad" : ""],
         "/workers": [compact(stats.workers), stats.workers === 0 && stats.waiting > 0 ? "bad" : ""],
         "/queues": [stats.paused_queues ? `${stats.paused_queues} paused` : "", ""],
@@ -105,6 +105,7 @@ function Who() {
 const WORDS = { live: "Live", connecting: "Connecting…", hidden: "Paused", off: "Off" };
 
 function LiveMenu() {
+  useSource(live);
   const now = useNow();
   const { status, every, heardAt } = live;
   const since = heardAt === null ? null : Math.max(0, Math.round((now - heardAt) / 1000));

@@ -61,13 +61,15 @@ function Group({ group, queue, may, partial }) {
         <button class="button small danger" onClick=${() => act("delete", group, queue, partial)}>Delete</button>
       </div>`}
     </div>
-    <details>
-      <summary>Sample: <${Link} to=${link("/job", { id: sample.id })}><${Text} value=${sample.id} mono /><//></summary>
-      ${sample.error && sample.error !== group.error && html`<p><${Text} value=${sample.error} mono /></p>`}
-      ${sample.traceback
-        ? html`<div class="code"><pre tabindex="0" aria-label="Traceback">${sample.traceback}</pre><${CopyButton} text=${sample.traceback} class="small copy" /></div>`
-        : html`<p class="quiet">It has no traceback.</p>`}
-    </details>
+    <div>
+      Sample: <${Link} to=${link("/job", { id: sample.id })}><${Text} value=${sample.id} mono /><//>
+      ${sample.error && sample.error !== group.error && html` <span class="quiet"><${Text} value=${sample.error} mono /></span>`}
+    </div>
+    ${sample.traceback &&
+    html`<details>
+      <summary>Traceback</summary>
+      <div class="code"><pre tabindex="0" aria-label="Traceback">${sample.traceback}</pre><${CopyButton} text=${sample.traceback} class="small copy" /></div>
+    </details>`}
   </li>`;
 }
 

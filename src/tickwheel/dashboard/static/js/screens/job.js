@@ -129,7 +129,7 @@ function Facts({ job, explained }) {
     ["Attempts", `${job.attempts}${job.takeovers ? `, ${job.takeovers} taken over` : ""}`],
     ["Failures", `${job.failures}${retries === null || retries === undefined ? "" : `, ${retries} ${retries === 1 ? "retry" : "retries"} allowed`}`],
     job.timeout_ms !== null && ["Timeout", duration(job.timeout_ms)],
-    job.worker && ["Worker", html`<${Link} to=${link("/workers", { name: job.worker })}><${Text} value=${job.worker} /><//>`],
+    job.worker && ["Worker", html`<${Link} to=${link("/workers", { text: job.worker })}><${Text} value=${job.worker} /><//>`],
     explained?.schedule && ["Schedule", html`<${Link} to=${link("/schedule", { name: explained.schedule })}><${Text} value=${explained.schedule} /><//>`],
     meta.length > 0 && ["Meta", meta.map(([name, value]) => html`<div><${Link} to=${link("/jobs", { meta: `${name}=${value}` })}><${Text} value=${name} />=<${Text} value=${value} /><//></div>`)],
   ];

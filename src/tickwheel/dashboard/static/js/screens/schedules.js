@@ -46,7 +46,7 @@ function List({ schedules, text }) {
 
 function Nothing() {
   return html`<${Empty} title="There are no schedules yet.">
-    Add one here, or declare it in code with <code>@app.task(cron="0 9 * * MON-FRI")</code>: it appears when a worker starts.
+    Add one here, or declare it in code with <code>@app.cron("0 9 * * MON-FRI")</code>: it appears when a worker starts.
   <//>`;
 }
 

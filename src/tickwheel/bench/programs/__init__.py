@@ -1,0 +1,1 @@
+"""Programs that run in the environment of one library, without Tickwheel: see drive.py."""
