@@ -23,7 +23,7 @@ from redis_server import RedisServer
 from tickwheel import job as life
 from tickwheel.changes import IfExists, Put
 from tickwheel.ids import new_fence
-from tickwheel.job import Added, Job, Move, MoveOutcome, Outcome, Settlement, State
+from tickwheel.job import Job, Move, MoveOutcome, Outcome, PutOutcome, Settlement, State
 from tickwheel.store import QueueInfo, Store, open_store
 from tickwheel.stores.nats.servers.process import Server, start_server
 from tickwheel.stores.nats.steps import ASKED, RUNNING, WAITING
@@ -167,7 +167,7 @@ class Harness:
 
     async def put(
         self, job: Job, if_exists: str = "replace", *, request: int | None = None
-    ) -> Added:
+    ) -> PutOutcome:
         number = new_fence() if request is None else request
         ask = Put(job=job, if_exists=IfExists(if_exists), request=number)
         [answer] = await self.store.put([ask], now_ms=self.now)

@@ -50,13 +50,13 @@ from tickwheel.errors import (
     UsageError,
 )
 from tickwheel.job import (
-    Added,
     CancelOutcome,
     Job,
     MoveOutcome,
     Outcome,
     Priority,
     Progress,
+    PutOutcome,
     Run,
     State,
 )
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 __all__ = [
     "INJECTED",
     "AccessDenied",
-    "Added",
     "Alert",
     "AlertKind",
     "App",
@@ -102,6 +101,7 @@ __all__ = [
     "Partial",
     "Priority",
     "Progress",
+    "PutOutcome",
     "QueueInfo",
     "ResultError",
     "ResultTimeout",

@@ -26,10 +26,11 @@ import msgspec
 
 from tickwheel.access import StoreAccess
 from tickwheel.arguments import MIB
-from tickwheel.changes import IfExists
 from tickwheel.checks import (
+    NO_IDENTITY,
     AnyIfExists,
     AnyPriority,
+    Identity,
     check_list,
     checked_identity,
     checked_name,
@@ -53,14 +54,7 @@ from tickwheel.lifespan import Lifespans
 from tickwheel.masking import masked
 from tickwheel.monitoring import Monitored
 from tickwheel.outbox import Outbox
-from tickwheel.registry import (
-    Around,
-    BatchOptions,
-    Definition,
-    PoolName,
-    batch_options,
-    define,
-)
+from tickwheel.registry import Around, BatchOptions, Definition, PoolName, batch_options, define
 from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, MisfireName, OverlapName, make_rule
@@ -304,7 +298,7 @@ class App(AppJobs, Monitored, Served):
         expires: Duration | None,
         pool: PoolName | None,
         batch: BatchOptions | None = None,
-        identity: tuple[Callable[..., str] | None, IfExists] = (None, IfExists.KEEP),
+        identity: Identity = NO_IDENTITY,
     ) -> Definition:
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries=retries)
         definition = define(
@@ -320,8 +314,7 @@ class App(AppJobs, Monitored, Served):
             lifespans=self.lifespans,
             batch=batch,
         )
-        id_of, if_exists = identity
-        definition = replace(definition, id_of=id_of, if_exists=if_exists)
+        definition = replace(definition, id_of=identity[0], if_exists=identity[1])
         self.tasks.register(definition)
         return definition
 

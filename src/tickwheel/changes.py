@@ -23,7 +23,7 @@ import msgspec
 
 from tickwheel import job as life
 from tickwheel.envelope import is_signed
-from tickwheel.job import Added, Changes, Job, Move, MoveOutcome, Request, State
+from tickwheel.job import Answered, Changes, Job, Move, MoveOutcome, PutOutcome, State
 
 # How many requests a job remembers.
 REMEMBERED = 8
@@ -54,20 +54,20 @@ def put(job: Job | None, new: Put, *, now_ms: int, held_now: bool | None = None)
     Whether a worker holds that job is up to its lease, unless the store knows better (`held_now`).
     """
     if job is None:
-        return Added.ADDED, _noted(life.added(new.job), new.request, Added.ADDED)
+        return PutOutcome.ADDED, _noted(life.added(new.job), new.request, PutOutcome.ADDED)
     if (answer := _answer(job, new.request)) is not None:
-        return Added(answer), job
+        return PutOutcome(answer), job
     if job.state.ended and new.if_exists is not IfExists.KEEP:
-        return Added.ADDED, _renewed(job, new, Added.ADDED)
+        return PutOutcome.ADDED, _renewed(job, new, PutOutcome.ADDED)
     if new.if_exists is not IfExists.REPLACE:
-        return Added.KEPT, job
+        return PutOutcome.KEPT, job
     if job.state is State.WAITING:
-        return Added.REPLACED, _renewed(job, new, Added.REPLACED)
+        return PutOutcome.REPLACED, _renewed(job, new, PutOutcome.REPLACED)
     if _held(job, now_ms, held_now):
-        noted = _noted(job, new.request, Added.FOLLOWS)
+        noted = _noted(job, new.request, PutOutcome.FOLLOWS)
         changes = _replace(_changes(noted), next=life.added(new.job), move=None)
-        return Added.FOLLOWS, _replace(noted, changes=changes)
-    return Added.REPLACED, _renewed(life.lost(job), new, Added.REPLACED)
+        return PutOutcome.FOLLOWS, _replace(noted, changes=changes)
+    return PutOutcome.REPLACED, _renewed(life.lost(job), new, PutOutcome.REPLACED)
 
 
 def move(job: Job | None, to: Move, *, now_ms: int, held_now: bool | None = None) -> _Moved:
@@ -139,7 +139,7 @@ def _held(job: Job, now_ms: int, held_now: bool | None) -> bool:
     return life.held(job, now_ms=now_ms) if held_now is None else held_now
 
 
-def _renewed(job: Job, new: Put, answer: Added) -> Job:
+def _renewed(job: Job, new: Put, answer: PutOutcome) -> Job:
     noted = _noted(job, new.request, answer)
     return life.renewed(job, new.job, _changes(noted))
 
@@ -147,7 +147,7 @@ def _renewed(job: Job, new: Put, answer: Added) -> Job:
 # --- Requests
 
 
-def _noted(job: Job, request: int, answer: Added | MoveOutcome) -> Job:
+def _noted(job: Job, request: int, answer: PutOutcome | MoveOutcome) -> Job:
     """The job with one more request. What was pending stays so, unless the job waits."""
     before = job.changes or Changes()
     if job.state is not State.RUNNING:
@@ -155,7 +155,7 @@ def _noted(job: Job, request: int, answer: Added | MoveOutcome) -> Job:
     changes = _replace(
         before,
         count=before.count + 1,
-        requests=(*before.requests, Request(request, answer))[-REMEMBERED:],
+        requests=(*before.requests, Answered(request, answer))[-REMEMBERED:],
     )
     return _replace(job, changes=changes)
 
@@ -177,7 +177,7 @@ def _answer(job: Job, request: int) -> str | None:
 
 
 A = TypeVar("A")
-_Put = tuple[Added, Job]
+_Put = tuple[PutOutcome, Job]
 _Moved = tuple[MoveOutcome, Job | None]
 
 
@@ -186,13 +186,18 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     asks: tuple[Put | Move, ...]
 
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the jobs to put take."""
+        return sum(len(ask.job.payload) for ask in self.asks if isinstance(ask, Put))
+
     def of(
         self, job: Job | None, *, now_ms: int, held_now: bool | None = None
-    ) -> tuple[list[Added | MoveOutcome], Job | None]:
+    ) -> tuple[list[PutOutcome | MoveOutcome], Job | None]:
         """The answers, and the job that is left."""
-        answers: list[Added | MoveOutcome] = []
+        answers: list[PutOutcome | MoveOutcome] = []
         for ask in self.asks:
-            answer: Added | MoveOutcome
+            answer: PutOutcome | MoveOutcome
             if isinstance(ask, Put):
                 answer, job = put(job, ask, now_ms=now_ms, held_now=held_now)
             else:

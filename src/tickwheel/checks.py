@@ -67,9 +67,12 @@ def if_exists_of(value: AnyIfExists) -> IfExists:
     return IfExists(value)
 
 
-def checked_identity(
-    id: Callable[..., str] | None, if_exists: AnyIfExists
-) -> tuple[Callable[..., str] | None, IfExists]:
+# A task's `id` and `if_exists`.
+Identity = tuple[Callable[..., str] | None, IfExists]
+NO_IDENTITY: Identity = (None, IfExists.KEEP)
+
+
+def checked_identity(id: Callable[..., str] | None, if_exists: AnyIfExists) -> Identity:
     """A task's `id` and `if_exists`."""
     if id is not None and (not callable(id) or inspect.iscoroutinefunction(id)):
         raise BadConfig(

@@ -31,13 +31,13 @@ from tickwheel.errors import (
 from tickwheel.ids import new_fence
 from tickwheel.job import (
     EXPIRED,
-    Added,
     CancelOutcome,
     Job,
     Move,
     MoveOutcome,
     Priority,
     Progress,
+    PutOutcome,
     Run,
     State,
 )
@@ -164,7 +164,7 @@ class Client:
         self._adding: Batcher[Job, bool] = Batcher(
             store.add, weigh=job_bytes, max_inflight=store.max_inflight
         )
-        self._putting: Batcher[Put, Added] = Batcher(
+        self._putting: Batcher[Put, PutOutcome] = Batcher(
             self._put_all, weigh=put_bytes, max_inflight=store.max_inflight
         )
         self._ends = Ends(store, self.clock)
@@ -236,18 +236,18 @@ class Client:
                 await start(add(number, jobs))
         return [added for number in sorted(answers) for added in answers[number]]
 
-    async def put(self, job: Job, if_exists: IfExists, *, request: int | None = None) -> Added:
+    async def put(self, job: Job, if_exists: IfExists, *, request: int | None = None) -> PutOutcome:
         """Store a job under its id, whatever job has it. Tried again a few times if the store is
         away, which changes nothing more."""
         number = new_fence() if request is None else request
         return await self._putting.send(Put(job=job, if_exists=if_exists, request=number))
 
-    async def put_many(self, jobs: Sequence[Job], if_exists: IfExists) -> list[Added]:
+    async def put_many(self, jobs: Sequence[Job], if_exists: IfExists) -> list[PutOutcome]:
         return await self._put_all(
             [Put(job=job, if_exists=if_exists, request=new_fence()) for job in jobs]
         )
 
-    async def _put_all(self, puts: Sequence[Put]) -> list[Added]:
+    async def _put_all(self, puts: Sequence[Put]) -> list[PutOutcome]:
         return await self._again(lambda: self.store.put(puts, now_ms=self.clock.now_ms()))
 
     async def move(

@@ -25,7 +25,7 @@ from tickwheel.checks import (
 from tickwheel.client import Client, JobInfo, JobPage
 from tickwheel.duration import Duration
 from tickwheel.errors import BadArguments, BadConfig, did_you_mean, shown
-from tickwheel.job import Added, CancelOutcome, Job, MoveOutcome, State
+from tickwheel.job import CancelOutcome, Job, MoveOutcome, PutOutcome, State
 from tickwheel.store import Query, QueueInfo, WorkerInfo, checked_text, job_bytes
 from tickwheel.task import JobHandle, checked_move
 
@@ -39,10 +39,10 @@ PAGE_MOST = 1000
 
 NO_JOBS = "enqueue_many takes jobs, created with task.job(…)"
 
-_ANSWERS: dict[bool | Added, Added] = {
-    True: Added.ADDED,
-    False: Added.KEPT,
-    **{each: each for each in Added},
+_ANSWERS: dict[bool | PutOutcome, PutOutcome] = {
+    True: PutOutcome.ADDED,
+    False: PutOutcome.KEPT,
+    **{each: each for each in PutOutcome},
 }
 StateName = Literal["waiting", "running", "done", "dead", "cancelled"]
 # A job, as its caller names it.
@@ -80,7 +80,7 @@ class AppJobs:
         taken: list[Job] = []
         portions = self._portions(jobs, taken)
         how = None if if_exists is None else if_exists_of(if_exists)
-        added: Sequence[bool | Added]
+        added: Sequence[bool | PutOutcome]
         if connection is None and how is None and not self.tasks.identified:
             added = await (await self.client()).add_many(portions)
         elif connection is None:
@@ -95,18 +95,18 @@ class AppJobs:
 
     async def _put_many(
         self, portions: Iterable[Sequence[Job]], how: IfExists | None
-    ) -> list[Added]:
+    ) -> list[PutOutcome]:
         """Portion by portion: those of one id count in their order."""
         client = await self.client()
-        answers: list[Added] = []
+        answers: list[PutOutcome] = []
         for portion in portions:
-            found: dict[int, Added] = {}
+            found: dict[int, PutOutcome] = {}
             for kind in IfExists:
                 mine = [n for n, job in enumerate(portion) if self._how(job, how) is kind]
                 jobs = [portion[n] for n in mine]
                 if jobs and kind is IfExists.KEEP:
                     added = await client.add_many([jobs])
-                    kept = [Added.ADDED if new else Added.KEPT for new in added]
+                    kept = [PutOutcome.ADDED if new else PutOutcome.KEPT for new in added]
                     found |= dict(zip(mine, kept, strict=True))
                 elif jobs:
                     found |= dict(zip(mine, await client.put_many(jobs, kind), strict=True))
@@ -161,7 +161,7 @@ class AppJobs:
             yield job
 
     def _handles(
-        self, jobs: Sequence[Job], added: Sequence[bool | Added], *, in_outbox: bool
+        self, jobs: Sequence[Job], added: Sequence[bool | PutOutcome], *, in_outbox: bool
     ) -> list[JobHandle[Any]]:
         return [
             JobHandle(self._access, job.id, _ANSWERS[new], in_outbox)

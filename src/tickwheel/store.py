@@ -18,7 +18,7 @@ import msgspec
 from tickwheel.changes import Put
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.errors import BadArguments, BadConfig, UsageError, shown
-from tickwheel.job import Added, CancelOutcome, Job, Move, MoveOutcome, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.masking import QUOTE_LOGIN, masked
 from tickwheel.schedule import Schedule
@@ -306,7 +306,7 @@ class Store(Protocol):
         "by you, a moment ago".
         """
 
-    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
         """Store each job under its id: `changes.put` defines what becomes of the one that has it.
 
         They count one after the other. A repeat with the same `request` changes nothing more and is

@@ -28,7 +28,7 @@ from tickwheel.duration import FARTHEST_MS, Duration, due_ms, duration_ms, momen
 from tickwheel.engine.attempt import current_job, waiting
 from tickwheel.errors import BadArguments, BadConfig, BadTime, shown
 from tickwheel.ids import new_id
-from tickwheel.job import Added, CancelOutcome, Job, MoveOutcome, Priority
+from tickwheel.job import CancelOutcome, Job, MoveOutcome, Priority, PutOutcome
 from tickwheel.registry import Definition
 from tickwheel.retry import checked_retries
 
@@ -47,7 +47,7 @@ class JobHandle(Generic[R]):
         self,
         access: StoreAccess,
         id: str,
-        answer: Added = Added.ADDED,
+        answer: PutOutcome = PutOutcome.ADDED,
         in_outbox: bool = False,
     ) -> None:
         self.id = id
@@ -61,7 +61,7 @@ class JobHandle(Generic[R]):
     def added(self) -> bool:
         """Whether this call has added a job. If not, its id was taken: `answer` says what became of
         the job that had it."""
-        return self.answer is Added.ADDED
+        return self.answer is PutOutcome.ADDED
 
     def __repr__(self) -> str:
         return f"<job {self.id}>" if self.added else f"<job {self.id} {self.answer}>"
@@ -188,10 +188,10 @@ class Call(Generic[P, R]):
             [added] = access.add_within_sync(connection, [job])
             return self._handle(job.id, _answer(added), in_outbox=access.outbox is not None)
         if access.after_commit([job], self._if_exists):
-            return self._handle(job.id, Added.ADDED, in_outbox=True)
+            return self._handle(job.id, PutOutcome.ADDED, in_outbox=True)
         return self._handle(job.id, access.run_sync(self._add(job)))
 
-    async def _add(self, job: Job) -> Added:
+    async def _add(self, job: Job) -> PutOutcome:
         client = await self._access.client()
         if self._if_exists is IfExists.KEEP:
             return _answer(await client.add(job))
@@ -286,12 +286,12 @@ class Call(Generic[P, R]):
             added |= _from_hook(hook, job)
         return msgspec.structs.replace(job, meta=checked_meta({**inherited, **added, **own}))
 
-    def _handle(self, id: str, answer: Added, *, in_outbox: bool = False) -> JobHandle[R]:
+    def _handle(self, id: str, answer: PutOutcome, *, in_outbox: bool = False) -> JobHandle[R]:
         return JobHandle(self._access, id, answer, in_outbox)
 
 
-def _answer(added: bool) -> Added:
-    return Added.ADDED if added else Added.KEPT
+def _answer(added: bool) -> PutOutcome:
+    return PutOutcome.ADDED if added else PutOutcome.KEPT
 
 
 def checked_move(

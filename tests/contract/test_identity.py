@@ -10,7 +10,7 @@ import pytest
 from stores import Harness
 from tickwheel.changes import IfExists, Put
 from tickwheel.ids import new_fence
-from tickwheel.job import ENDED, Added, CancelOutcome, Job, Outcome, State
+from tickwheel.job import ENDED, CancelOutcome, Job, Outcome, PutOutcome, State
 from tickwheel.store import Ask, Query
 
 HOUR = 3_600_000
@@ -50,7 +50,7 @@ def other(h: Harness, *, delay_ms: int = 2 * HOUR, queue: str = "other") -> Job:
 @pytest.mark.parametrize("if_exists", IfExists)
 async def test_under_a_free_id_the_job_is_added(h: Harness, if_exists: IfExists) -> None:
     new = other(h)
-    assert await h.put(new, if_exists) is Added.ADDED
+    assert await h.put(new, if_exists) is PutOutcome.ADDED
     job = await h.get()
     assert (job.state, job.attempt, job.history) == (State.WAITING, 0, ())
     assert asks_for(job) == asks_for(new)
@@ -79,7 +79,7 @@ async def test_putting_nothing_answers_nothing(h: Harness) -> None:
 async def test_a_waiting_job_is_kept(h: Harness, if_exists: str) -> None:
     await h.add(h.job(delay_ms=HOUR))
     before = await h.get()
-    assert await h.put(other(h), if_exists) is Added.KEPT
+    assert await h.put(other(h), if_exists) is PutOutcome.KEPT
     assert await h.get() == before
     assert await h.all_counts() == {"default": {"waiting": 1}}
 
@@ -87,7 +87,7 @@ async def test_a_waiting_job_is_kept(h: Harness, if_exists: str) -> None:
 @pytest.mark.parametrize("if_exists", ["keep", "renew"])
 async def test_a_running_job_is_kept(h: Harness, if_exists: str) -> None:
     [held] = await h.claimed(h.job())
-    assert await h.put(other(h), if_exists) is Added.KEPT
+    assert await h.put(other(h), if_exists) is PutOutcome.KEPT
     assert await h.settle(h.done(held))
     assert (await h.get()).state is State.DONE
 
@@ -95,7 +95,7 @@ async def test_a_running_job_is_kept(h: Harness, if_exists: str) -> None:
 @pytest.mark.parametrize("state", ENDED)
 async def test_a_job_that_has_ended_is_kept_by_keep(h: Harness, state: State) -> None:
     before = await h.ended(state)
-    assert await h.put(other(h), "keep") is Added.KEPT
+    assert await h.put(other(h), "keep") is PutOutcome.KEPT
     assert await h.get() == before
 
 
@@ -104,7 +104,7 @@ async def test_a_job_that_has_ended_is_kept_by_keep(h: Harness, state: State) ->
 async def test_a_job_that_has_ended_makes_way(h: Harness, state: State, if_exists: str) -> None:
     old = await h.ended(state)
     new = other(h)
-    assert await h.put(new, if_exists) is Added.ADDED
+    assert await h.put(new, if_exists) is PutOutcome.ADDED
     job = await h.get()
     assert asks_for(job) == asks_for(new)
     assert (job.state, job.failures, job.takeovers) == (State.WAITING, 0, 0)
@@ -116,7 +116,7 @@ async def test_a_job_that_has_ended_makes_way(h: Harness, state: State, if_exist
 
 async def test_a_renewed_job_runs_again_and_its_attempts_go_on(h: Harness) -> None:
     await h.ended(State.DONE)
-    assert await h.put(h.job(payload="2"), "renew") is Added.ADDED
+    assert await h.put(h.job(payload="2"), "renew") is PutOutcome.ADDED
     [held] = await h.claim_soon()
     assert (held.payload, held.attempt) == ("2", 2)
     assert await h.settle(h.done(held))
@@ -129,7 +129,7 @@ async def test_a_renewed_job_runs_again_and_its_attempts_go_on(h: Harness) -> No
 async def test_a_waiting_job_takes_all_that_is_new(h: Harness) -> None:
     await h.add(h.job(delay_ms=HOUR, meta={"customer": "1"}))
     new = other(h)
-    assert await h.put(new) is Added.REPLACED
+    assert await h.put(new) is PutOutcome.REPLACED
     assert asks_for(await h.get()) == asks_for(new)
     assert await h.all_counts() == {"other": {"waiting": 1}}
 
@@ -137,20 +137,20 @@ async def test_a_waiting_job_takes_all_that_is_new(h: Harness) -> None:
 async def test_a_job_that_was_put_off_is_not_handed_out(h: Harness) -> None:
     """It could have been claimed before: the store may have noted it as ready."""
     await h.add(h.job("a"), h.job("job"), h.job("b"))
-    assert await h.put(h.job(delay_ms=HOUR)) is Added.REPLACED
+    assert await h.put(h.job(delay_ms=HOUR)) is PutOutcome.REPLACED
     assert sorted(await h.claim_ids()) == ["a", "b"]
 
 
 async def test_a_job_that_was_put_forward_is_handed_out(h: Harness) -> None:
     await h.add(h.job(delay_ms=HOUR))
-    assert await h.put(h.job(payload="now")) is Added.REPLACED
+    assert await h.put(h.job(payload="now")) is PutOutcome.REPLACED
     [held] = await h.claim_soon()
     assert (held.payload, held.attempt) == ("now", 1)
 
 
 async def test_a_ready_job_is_handed_out_as_it_is_now(h: Harness) -> None:
     await h.add(h.job(payload="old"))
-    assert await h.put(h.job(payload="new")) is Added.REPLACED
+    assert await h.put(h.job(payload="new")) is PutOutcome.REPLACED
     [held] = await h.claim_soon()
     assert held.payload == "new"
     assert await h.settle(h.done(held))
@@ -161,7 +161,7 @@ async def test_a_ready_job_of_another_queue_is_handed_out_there_and_only_there(
     h: Harness,
 ) -> None:
     await h.add(h.job(payload="old"))
-    assert await h.put(h.job(payload="new", queue="other", priority=2)) is Added.REPLACED
+    assert await h.put(h.job(payload="new", queue="other", priority=2)) is PutOutcome.REPLACED
     [held] = await h.claim_soon(queues=["default", "other"])
     assert (held.payload, held.queue) == ("new", "other")
     assert await h.claim(queues=["default", "other"]) == []
@@ -171,7 +171,7 @@ async def test_a_ready_job_of_another_queue_is_handed_out_there_and_only_there(
 async def test_a_job_that_waits_for_its_retry_has_all_retries_again(h: Harness) -> None:
     [held] = await h.claimed(h.job())
     await h.settle(h.retry(held, delay_ms=HOUR))
-    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is Added.REPLACED
+    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is PutOutcome.REPLACED
     job = await h.get()
     assert (job.payload, job.failures, job.error, job.attempt) == ("new", 0, None, 1)
     assert [run.outcome for run in job.history] == [Outcome.RETRY]
@@ -180,7 +180,7 @@ async def test_a_job_that_waits_for_its_retry_has_all_retries_again(h: Harness) 
 async def test_a_parked_job_is_replaced(h: Harness) -> None:
     [held] = await h.claimed(h.job(task="unknown"))
     await h.settle(h.settlement(Outcome.PARK, held))
-    assert await h.put(h.job(payload="new", task="unknown")) is Added.REPLACED
+    assert await h.put(h.job(payload="new", task="unknown")) is PutOutcome.REPLACED
     assert not (await h.get()).parked
     assert await h.counts() == {"waiting": 1}
     [again] = await h.claim_soon()
@@ -191,7 +191,7 @@ async def test_a_parked_job_is_replaced(h: Harness) -> None:
 async def test_a_job_of_a_paused_queue_is_replaced(h: Harness) -> None:
     await h.add(h.job())
     await h.store.pause("default", True)
-    assert await h.put(h.job(payload="new")) is Added.REPLACED
+    assert await h.put(h.job(payload="new")) is PutOutcome.REPLACED
     assert await h.claim() == []
     await h.store.pause("default", False)
     [held] = await h.claim_soon()
@@ -231,7 +231,7 @@ async def test_a_replaced_job_can_be_cancelled_rerun_and_deleted(h: Harness) -> 
 async def test_a_running_job_runs_once_more_however_it_ends(h: Harness, outcome: Outcome) -> None:
     [held] = await h.claimed(h.job(payload="old"))
     new = other(h)
-    assert await h.put(new) is Added.FOLLOWS
+    assert await h.put(new) is PutOutcome.FOLLOWS
     running = await h.get()
     assert (running.state, running.payload, running.worker) == (State.RUNNING, "old", "ann")
     assert await h.all_counts() == {"default": {"running": 1}}
@@ -258,7 +258,7 @@ async def test_what_follows_is_handed_out_when_it_is_due(h: Harness) -> None:
 async def test_of_several_that_follow_the_last_one_runs(h: Harness) -> None:
     [held] = await h.claimed(h.job(payload="0"))
     for n in range(1, 4):
-        assert await h.put(h.job(payload=str(n), delay_ms=HOUR)) is Added.FOLLOWS
+        assert await h.put(h.job(payload=str(n), delay_ms=HOUR)) is PutOutcome.FOLLOWS
     assert await h.settle(h.done(held))
     assert (await h.get()).payload == "3"
 
@@ -266,7 +266,7 @@ async def test_of_several_that_follow_the_last_one_runs(h: Harness) -> None:
 async def test_a_running_job_that_has_a_follower_is_kept_by_renew(h: Harness) -> None:
     [held] = await h.claimed(h.job(payload="0"))
     await h.put(h.job(payload="1", delay_ms=HOUR))
-    assert await h.put(h.job(payload="2", delay_ms=HOUR), "renew") is Added.KEPT
+    assert await h.put(h.job(payload="2", delay_ms=HOUR), "renew") is PutOutcome.KEPT
     await h.settle(h.done(held))
     assert (await h.get()).payload == "1"
 
@@ -287,7 +287,7 @@ async def test_a_follower_comes_after_an_extend_too(h: Harness) -> None:
     [held] = await h.claimed(h.job(payload="old"))
     extended = await h.extend(held)
     assert extended is not None
-    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is PutOutcome.FOLLOWS
     assert await h.settle(h.done(extended))
     assert (await h.get()).payload == "new"
 
@@ -349,7 +349,7 @@ async def test_the_follower_of_a_lost_job_waits_until_it_is_due(h: Harness) -> N
 async def test_a_job_whose_lease_has_run_out_is_replaced_at_once(h: Harness) -> None:
     [held] = await h.claimed(h.job(payload="old"))
     await h.lose_leases()
-    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is Added.REPLACED
+    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is PutOutcome.REPLACED
     assert not await h.settle(h.done(held))
     assert await h.extend(held) is None
     assert await h.claim(worker="bob") == []
@@ -375,7 +375,7 @@ async def test_a_cancel_drops_what_follows(h: Harness) -> None:
 async def test_what_comes_after_a_cancel_follows_it(h: Harness) -> None:
     [held] = await h.claimed(h.job())
     await h.store.cancel(["job"], now_ms=h.now)
-    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is PutOutcome.FOLLOWS
     job = await h.get()
     assert job.cancel_requested and job.told
     extended = await h.extend(held)
@@ -430,21 +430,21 @@ async def test_nobody_is_told_of_a_job_once_it_is_settled(h: Harness) -> None:
 
 
 async def test_repeating_a_put_changes_nothing_more(h: Harness) -> None:
-    assert await h.put(h.job(delay_ms=HOUR), request=1) is Added.ADDED
+    assert await h.put(h.job(delay_ms=HOUR), request=1) is PutOutcome.ADDED
     before = await h.get()
-    assert await h.put(h.job(delay_ms=HOUR), request=1) is Added.ADDED
+    assert await h.put(h.job(delay_ms=HOUR), request=1) is PutOutcome.ADDED
     assert await h.get() == before
-    assert await h.put(h.job(payload="2", delay_ms=HOUR), request=2) is Added.REPLACED
+    assert await h.put(h.job(payload="2", delay_ms=HOUR), request=2) is PutOutcome.REPLACED
     before = await h.get()
-    assert await h.put(h.job(payload="2", delay_ms=HOUR), request=2) is Added.REPLACED
+    assert await h.put(h.job(payload="2", delay_ms=HOUR), request=2) is PutOutcome.REPLACED
     assert await h.get() == before
 
 
 async def test_repeating_a_put_does_not_undo_that_of_another(h: Harness) -> None:
     await h.add(h.job(payload="0", delay_ms=HOUR))
-    assert await h.put(h.job(payload="a", delay_ms=HOUR), request=1) is Added.REPLACED
-    assert await h.put(h.job(payload="b", delay_ms=HOUR), request=2) is Added.REPLACED
-    assert await h.put(h.job(payload="a", delay_ms=HOUR), request=1) is Added.REPLACED
+    assert await h.put(h.job(payload="a", delay_ms=HOUR), request=1) is PutOutcome.REPLACED
+    assert await h.put(h.job(payload="b", delay_ms=HOUR), request=2) is PutOutcome.REPLACED
+    assert await h.put(h.job(payload="a", delay_ms=HOUR), request=1) is PutOutcome.REPLACED
     assert (await h.get()).payload == "b"
 
 
@@ -452,36 +452,36 @@ async def test_repeating_a_put_does_not_undo_that_of_another(h: Harness) -> None
 async def test_repeating_a_put_whose_job_has_ended_does_not_run_it_again(
     h: Harness, if_exists: str
 ) -> None:
-    assert await h.put(h.job(), if_exists, request=1) is Added.ADDED
+    assert await h.put(h.job(), if_exists, request=1) is PutOutcome.ADDED
     assert await h.settle(h.done(await h.claim_one()))
-    assert await h.put(h.job(), if_exists, request=1) is Added.ADDED
+    assert await h.put(h.job(), if_exists, request=1) is PutOutcome.ADDED
     assert (await h.get()).state is State.DONE
-    assert await h.put(h.job(payload="2"), if_exists, request=2) is Added.ADDED
+    assert await h.put(h.job(payload="2"), if_exists, request=2) is PutOutcome.ADDED
     [held] = await h.claim_soon()
     assert await h.settle(h.done(held))
-    assert await h.put(h.job(payload="2"), if_exists, request=2) is Added.ADDED
+    assert await h.put(h.job(payload="2"), if_exists, request=2) is PutOutcome.ADDED
     assert (await h.get()).state is State.DONE
 
 
 async def test_repeating_a_put_that_follows_runs_it_once(h: Harness) -> None:
     [held] = await h.claimed(h.job())
-    assert await h.put(h.job(payload="new"), request=1) is Added.FOLLOWS
-    assert await h.put(h.job(payload="new"), request=1) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new"), request=1) is PutOutcome.FOLLOWS
+    assert await h.put(h.job(payload="new"), request=1) is PutOutcome.FOLLOWS
     assert await h.settle(h.done(held))
-    assert await h.put(h.job(payload="new"), request=1) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new"), request=1) is PutOutcome.FOLLOWS
     [follower] = await h.claim_soon()
-    assert await h.put(h.job(payload="new"), request=1) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new"), request=1) is PutOutcome.FOLLOWS
     assert await h.settle(h.done(follower))
-    assert await h.put(h.job(payload="new"), request=1) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new"), request=1) is PutOutcome.FOLLOWS
     assert (await h.get()).state is State.DONE
 
 
 async def test_repeating_a_put_that_a_cancel_dropped_does_not_bring_it_back(h: Harness) -> None:
     [held] = await h.claimed(h.job())
-    assert await h.put(h.job(payload="new"), request=1) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new"), request=1) is PutOutcome.FOLLOWS
     await h.store.cancel(["job"], now_ms=h.now)
     await h.settle(h.settlement(Outcome.RELEASE, held))
-    assert await h.put(h.job(payload="new"), request=1) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new"), request=1) is PutOutcome.FOLLOWS
     assert (await h.get()).state is State.CANCELLED
 
 
@@ -524,7 +524,7 @@ async def test_of_puts_at_once_none_is_lost_while_the_job_runs(h: Harness) -> No
     [held] = await h.claimed(h.job(payload="0"))
     handles = [h.store, await h.new_handle(), await h.new_handle()]
 
-    async def put(n: int) -> Added:
+    async def put(n: int) -> PutOutcome:
         ask = Put(
             job=h.job(payload=str(n), delay_ms=HOUR),
             if_exists=IfExists.REPLACE,
@@ -538,7 +538,7 @@ async def test_of_puts_at_once_none_is_lost_while_the_job_runs(h: Harness) -> No
 
     answers = await asyncio.gather(*(put(n) for n in range(1, 7)), settle())
     assert answers[-1] is True
-    assert set(answers[:-1]) <= {Added.FOLLOWS, Added.REPLACED, Added.ADDED}
+    assert set(answers[:-1]) <= {PutOutcome.FOLLOWS, PutOutcome.REPLACED, PutOutcome.ADDED}
     job = await h.get()
     assert job.state is State.WAITING and job.payload in "123456"
     assert job.changes is not None and job.changes.count == 6
@@ -559,9 +559,9 @@ async def test_a_replace_and_a_claim_at_once_agree_on_what_runs(h: Harness) -> N
         [answer] = await h.store.put([ask], now_ms=h.now)
         claimed = [job for job in await claiming if job.id == id]
         if claimed:
-            assert (answer, claimed[0].payload) == (Added.FOLLOWS, "old")
+            assert (answer, claimed[0].payload) == (PutOutcome.FOLLOWS, "old")
             assert await h.settle(h.done(claimed[0]), store=second)
         else:
-            assert answer is Added.REPLACED
+            assert answer is PutOutcome.REPLACED
         job = await h.get(id)
         assert (job.state, job.payload) == (State.WAITING, "new")

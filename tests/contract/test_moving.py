@@ -9,7 +9,7 @@ import pytest
 
 from stores import Harness
 from tickwheel.ids import new_fence
-from tickwheel.job import ENDED, Added, CancelOutcome, Job, Move, MoveOutcome, Outcome, State
+from tickwheel.job import ENDED, CancelOutcome, Job, Move, MoveOutcome, Outcome, PutOutcome, State
 from tickwheel.store import Ask
 
 HOUR = 3_600_000
@@ -208,7 +208,7 @@ async def test_a_job_that_was_asked_to_stop_is_too_late_to_move(h: Harness) -> N
 
 async def test_what_follows_a_run_moves_while_it_goes_on(h: Harness) -> None:
     [held] = await h.claimed(h.job(payload="old"))
-    assert await h.put(h.job(payload="new")) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new")) is PutOutcome.FOLLOWS
     due_ms = h.now + HOUR
     assert await h.move(due_ms=due_ms, queue="other") is MoveOutcome.MOVED
     assert await h.settle(h.done(held))
@@ -219,7 +219,7 @@ async def test_what_follows_a_run_moves_while_it_goes_on(h: Harness) -> None:
 async def test_a_replace_counts_after_a_move(h: Harness) -> None:
     [held] = await h.claimed(h.job(payload="old"))
     await h.move(queue="other")
-    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is Added.FOLLOWS
+    assert await h.put(h.job(payload="new", delay_ms=HOUR)) is PutOutcome.FOLLOWS
     await h.settle(h.settlement(Outcome.RELEASE, held))
     job = await h.get()
     assert (job.payload, job.queue) == ("new", "default")

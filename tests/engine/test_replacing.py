@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from world import Line, World, virtual
 
-from tickwheel import Added, MoveOutcome, RetryPolicy, State, Task, current_job
+from tickwheel import MoveOutcome, PutOutcome, RetryPolicy, State, Task, current_job
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Outcome
 
@@ -97,10 +97,10 @@ async def test_a_running_job_that_is_replaced_ends_and_runs_once_more(
 ) -> None:
     await world.node()
     call = record.work.using(id="sync")
-    assert (await call.enqueue("1", 10)).answer is Added.ADDED
+    assert (await call.enqueue("1", 10)).answer is PutOutcome.ADDED
     await asyncio.sleep(1)
     for note in "234":
-        assert (await call.enqueue(note, 0)).answer is Added.FOLLOWS
+        assert (await call.enqueue(note, 0)).answer is PutOutcome.FOLLOWS
         await asyncio.sleep(1)
     assert record.notes == ["1"]
     await asyncio.sleep(10)
@@ -117,7 +117,7 @@ async def test_a_job_in_the_wheel_that_is_replaced_never_starts_as_it_was(
     call = record.work.using(id="sync", delay=0.8)
     await call.enqueue("old", 0)
     await asyncio.sleep(0.4)
-    assert (await call.enqueue("new", 0)).answer is Added.FOLLOWS
+    assert (await call.enqueue("new", 0)).answer is PutOutcome.FOLLOWS
     await asyncio.sleep(3)
     assert record.notes == ["new"]
 

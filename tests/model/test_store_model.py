@@ -235,6 +235,12 @@ class StoreMachine(RuleBasedStateMachine):
         )
         ids = [job.id for job in jobs]
 
+        # A store may hand out what it has just found abandoned, as what it was replaced by.
+        for id in abandoned & set(ids):
+            assert self.model.jobs[id].pending
+            self.model.abandon(id, None)
+            claimable.add(id)
+        abandoned -= set(ids)
         assert len(set(ids)) == len(ids) <= limit
         assert set(ids) <= claimable
         # A store may spend its limit on jobs that it finds abandoned, but on nothing else.

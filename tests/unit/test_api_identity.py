@@ -13,13 +13,13 @@ import apsw
 import pytest
 
 from tickwheel import (
-    Added,
     App,
     BadArguments,
     BadConfig,
     BadTime,
     Job,
     MoveOutcome,
+    PutOutcome,
     State,
     StoreUnavailable,
 )
@@ -64,14 +64,14 @@ async def test_the_handle_says_what_became_of_the_job() -> None:
         plain = task(app, "plain")
         first = await plain.using(id="a", delay="1h").enqueue(1)
         again = await plain.using(id="a", delay="1h").enqueue(2)
-        assert (first.answer, first.added) == (Added.ADDED, True)
-        assert (again.answer, again.added) == (Added.KEPT, False)
+        assert (first.answer, first.added) == (PutOutcome.ADDED, True)
+        assert (again.answer, again.added) == (PutOutcome.KEPT, False)
         assert repr(again) == "<job a kept>"
         other = await plain.using(id="a", delay="2h", if_exists="replace").enqueue(3)
         assert (other.answer, other.added) == ("replaced", False)
         assert (await other.info()).arguments == {"n": 3}
         kept = await plain.using(id="a", if_exists="renew").enqueue(4)
-        assert kept.answer is Added.KEPT
+        assert kept.answer is PutOutcome.KEPT
 
 
 async def test_a_task_makes_ids_of_its_arguments() -> None:
@@ -79,12 +79,12 @@ async def test_a_task_makes_ids_of_its_arguments() -> None:
         sync = task(app, "sync")
         first = await sync.using(delay="1h").enqueue(7, "old")
         second = await sync.using(delay="1h").enqueue(7, "new")
-        assert (first.id, second.id, second.answer) == ("sync-7", "sync-7", Added.REPLACED)
+        assert (first.id, second.id, second.answer) == ("sync-7", "sync-7", PutOutcome.REPLACED)
         assert (await second.info()).arguments["note"] == "new"
         chosen = await sync.using(id="mine", delay="1h").enqueue(7)
-        assert (chosen.id, chosen.answer) == ("mine", Added.ADDED)
+        assert (chosen.id, chosen.answer) == ("mine", PutOutcome.ADDED)
         kept = await sync.using(delay="1h", if_exists="keep").enqueue(7, "later")
-        assert kept.answer is Added.KEPT
+        assert kept.answer is PutOutcome.KEPT
         assert sync.job(7).id == "sync-7"
 
 
@@ -104,10 +104,10 @@ async def test_a_renewed_task_runs_again_once_it_has_ended() -> None:
     app = new_app()
     async with sandbox(app) as box:
         report = task(app, "report")
-        assert (await report.enqueue("mon")).answer is Added.ADDED
-        assert (await report.enqueue("mon")).answer is Added.KEPT
+        assert (await report.enqueue("mon")).answer is PutOutcome.ADDED
+        assert (await report.enqueue("mon")).answer is PutOutcome.KEPT
         await box.drain()
-        assert (await report.enqueue("mon")).answer is Added.ADDED
+        assert (await report.enqueue("mon")).answer is PutOutcome.ADDED
         await box.drain()
         assert ran == ["mon", "mon"]
 
@@ -124,16 +124,16 @@ async def test_many_jobs_have_the_policy_of_their_task_or_that_of_the_call() -> 
         answers = [handle.answer for handle in await app.enqueue_many(jobs)]
         assert answers == ["added", "added", "replaced", "kept"]
         again = await app.enqueue_many([plain.using(id="a").job(3)], if_exists="replace")
-        assert again[0].answer is Added.REPLACED
+        assert again[0].answer is PutOutcome.REPLACED
 
 
 def test_the_same_without_an_event_loop() -> None:
     app = new_app()
     sync = task(app, "sync")
-    assert sync.using(delay="1h").enqueue_sync(1, "a").answer is Added.ADDED
-    assert sync.using(delay="1h").enqueue_sync(1, "b").answer is Added.REPLACED
+    assert sync.using(delay="1h").enqueue_sync(1, "a").answer is PutOutcome.ADDED
+    assert sync.using(delay="1h").enqueue_sync(1, "b").answer is PutOutcome.REPLACED
     [handle] = app.sync.enqueue_many([sync.using(delay="1h").job(1, "c")])
-    assert handle.answer is Added.REPLACED
+    assert handle.answer is PutOutcome.REPLACED
     assert app.sync.move("sync-1", queue="other") is MoveOutcome.MOVED
     assert app.sync.move(["sync-1", "none"], delay="2h") == ["moved", "unknown"]
     assert app.sync.info("sync-1").queue == "other"
@@ -229,7 +229,7 @@ async def on_a_bad_line(lost: int) -> AsyncIterator[tuple[App, Counting]]:
 async def test_a_lost_reply_replaces_no_job_twice() -> None:
     async with on_a_bad_line(2) as (app, line):
         handle = await task(app, "sync").using(delay="1h").enqueue(1, "a")
-        assert (handle.answer, line.lost) == (Added.ADDED, 0)
+        assert (handle.answer, line.lost) == (PutOutcome.ADDED, 0)
         line.lost = 1
         assert await handle.move(delay="2h") is MoveOutcome.MOVED
         job: Job = await (await app.client()).get(handle.id)

@@ -20,7 +20,7 @@ from tickwheel.cli.times import since_ms, time_ms
 from tickwheel.cli.views import show_job, show_jobs
 from tickwheel.duration import duration_ms
 from tickwheel.errors import BadArguments, BadConfig, BadTime, UsageError
-from tickwheel.job import Added, Job, Priority, State
+from tickwheel.job import Job, Priority, PutOutcome, State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -155,13 +155,13 @@ def add(
         click.echo(handle.id)
     if not handle.added:
         say(_NOT_NEW[handle.answer])
-    return CONFLICT if handle.answer is Added.KEPT else OK
+    return CONFLICT if handle.answer is PutOutcome.KEPT else OK
 
 
 _NOT_NEW = {
-    Added.KEPT: "nothing was added: a job with this id exists",
-    Added.REPLACED: "replaced: the job that waited with this id",
-    Added.FOLLOWS: "follows: the job with this id is running, and this one runs after it",
+    PutOutcome.KEPT: "nothing was added: a job with this id exists",
+    PutOutcome.REPLACED: "replaced: the job that waited with this id",
+    PutOutcome.FOLLOWS: "follows: the job with this id is running, and this one runs after it",
 }
 
 

@@ -122,7 +122,7 @@ class Chores:
             self._told[held.job.id] = held, ask
             if ask is Ask.STOP:
                 self._runs.stop(held, Stop.CANCEL)
-            elif not self._runs.put_back(held):
+            elif not self.put_back(held):
                 started.append(held)
         if started:
             # So that the store knows: whoever asked is waiting for an answer.
@@ -130,6 +130,14 @@ class Chores:
         if new.keys() - self._told.keys():
             # It was claimed, and the answer is on its way here; or it is being settled.
             await asyncio.sleep(0.1)
+
+    def put_back(self, held: Held) -> bool:
+        """Release a job that was replaced or moved, which makes it so; False if it has started, or
+        is being settled."""
+        if not self._runs.waits(held):
+            return False
+        self._runs.stop(held, Stop.RELEASE)
+        return True
 
     def _heeded(self) -> dict[str, Ask]:
         """What was asked for and has been done, of jobs that are still held."""

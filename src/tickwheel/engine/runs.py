@@ -161,11 +161,10 @@ class Runs:
             self._parked(job)
             return
         before = self.hand.get(job.id)
-        if before is not None and before.run is not None and _replaced(before.job, job):
+        if before is not None and before.run is not None and before.replaced_by(job):
             self.stop(before, Stop.LOST)
         if before is not None and before.run is not None and before.stop is None:
-            # Its lease ran out unnoticed and no other worker took it: the new claim is for the run
-            # that is still going on here.
+            # Its lease ran out unnoticed: the new claim is for the run that still goes on here.
             say(logging.WARNING, job, "its lease ran out, and this worker claimed it again")
             before.job = job
             return
@@ -473,14 +472,6 @@ class Runs:
             return
         self._interrupt(held, why)
 
-    def put_back(self, held: Held) -> bool:
-        """Release a job that was replaced or moved, which makes it so; False if it has started, or
-        is being settled."""
-        if not self.waits(held):
-            return False
-        self.stop(held, Stop.RELEASE)
-        return True
-
     def _stop_member(self, member: Held, batch: Batch, why: Stop) -> None:
         """Stop a job in a batch that is running. The call goes on for the others; it is stopped if
         none is left, or if the worker ends."""
@@ -502,8 +493,7 @@ class Runs:
     def _interrupt(self, held: Held, why: Stop) -> None:
         assert held.run is not None and held.definition is not None
         if held.definition.pool == "thread" and not held.outside:
-            # A thread can't be killed. Its task may check `stopping`; if the slot matters more than
-            # the outcome, the slot is freed without it.
+            # A thread can't be killed. If the slot matters more than the outcome, it is freed.
             if why in (Stop.CANCEL, Stop.RELEASE):
                 return
             say(logging.WARNING, held.job, f"{why}; its thread keeps running")
@@ -608,11 +598,3 @@ class Runs:
     def _any_lease_holds(self, settlements: Sequence[Settlement]) -> bool:
         now_ms = self._clock.now_ms()
         return any((each.job.lease_until_ms or 0) > now_ms for each in settlements)
-
-
-def _replaced(before: Job, job: Job) -> bool:
-    """Whether a job was replaced or moved between two claims of it."""
-    if before.changes is None and job.changes is None:
-        return False
-    counts = (0 if each.changes is None else each.changes.count for each in (before, job))
-    return before.told or len(set(counts)) > 1

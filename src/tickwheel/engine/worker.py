@@ -210,7 +210,7 @@ class Worker:
             self._reconnecting,
             lease_ms=self._options.lease_ms,
             stop=self._runs.stop,
-            put_back=self._runs.put_back,
+            put_back=self._chores.put_back,
         )
 
     def _guard(self) -> Guard:

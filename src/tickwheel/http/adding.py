@@ -25,8 +25,7 @@ from tickwheel.http.idempotency import (
 )
 from tickwheel.http.problems import Kind, Problem, ProblemDetails, problem_of, store_away
 from tickwheel.http.table import Incoming, Reply, Table
-from tickwheel.job import Added as Answer
-from tickwheel.job import Job
+from tickwheel.job import Job, PutOutcome
 from tickwheel.masking import CALLBACK_TASK
 from tickwheel.operate.audit import in_words
 from tickwheel.operate.keys import Scope
@@ -177,12 +176,12 @@ async def add_job(incoming: Incoming) -> Reply:
     how = _if_exists(incoming, incoming.body)
     if how is not IfExists.KEEP:
         answer = await _put(incoming, client, job, how, incoming.body.request)
-        new = answer is Answer.ADDED
+        new = answer is PutOutcome.ADDED
         body = Added(id=job.id, added=new, answer=answer)
         return Reply(body, 201 if new else 200, location=location)
     if incoming.idempotency_key is None:
         added = await client.add(job)
-        body = Added(id=job.id, added=added, answer=Answer.ADDED if added else Answer.KEPT)
+        body = Added(id=job.id, added=added, answer=PutOutcome.ADDED if added else PutOutcome.KEPT)
         return Reply(body, 201 if added else 200, location=location)
     with _under_way(incoming, job.id):
         new = await _add_once(client, job, fingerprint(incoming.body))
@@ -206,7 +205,7 @@ def _if_exists(incoming: Incoming, form: NewJob) -> IfExists:
 
 async def _put(
     incoming: Incoming, client: Client, job: Job, how: IfExists, request: str | None
-) -> Answer:
+) -> PutOutcome:
     """Store it under its id, unless the key may not touch the job that has it."""
     caller = incoming.caller
     [found] = await client.store.get([job.id])
@@ -262,7 +261,7 @@ async def add_jobs(incoming: Incoming) -> Reply:
     checked = [_checked(incoming, raw, i) for i, raw in enumerate(incoming.body.jobs)]
     client = await incoming.service.client()
     for i, each in enumerate(checked):
-        if isinstance(each, _Put):
+        if isinstance(each, _Replacing):
             checked[i] = await _put_one(incoming, client, each)
     jobs = [each for each in checked if isinstance(each, Job)]
     incoming.detail = f"{len(checked)} jobs"
@@ -271,7 +270,7 @@ async def add_jobs(incoming: Incoming) -> Reply:
     taken = [job for job, new in zip(jobs, added, strict=True) if not new]
     repeated = await _repeated(incoming, client, taken) if incoming.idempotency_key else {}
     answers = (
-        BatchResult(id=job.id, added=True, answer=Answer.ADDED)
+        BatchResult(id=job.id, added=True, answer=PutOutcome.ADDED)
         if new
         else repeated.get(job.id) or _taken(job)
         for job, new in zip(jobs, added, strict=True)
@@ -279,13 +278,13 @@ async def add_jobs(incoming: Incoming) -> Reply:
     results = [
         each if isinstance(each, BatchResult) else next(answers)
         for each in checked
-        if not isinstance(each, _Put)
+        if not isinstance(each, _Replacing)
     ]
     new = sum(added) + sum(isinstance(each, BatchResult) and each.added for each in checked)
     return Reply(BatchAdded(added=new, results=results))
 
 
-class _Put(msgspec.Struct, frozen=True):
+class _Replacing(msgspec.Struct, frozen=True):
     """A job of a batch that may replace another."""
 
     job: Job
@@ -293,19 +292,19 @@ class _Put(msgspec.Struct, frozen=True):
     request: str | None
 
 
-async def _put_one(incoming: Incoming, client: Client, put: _Put) -> BatchResult:
+async def _put_one(incoming: Incoming, client: Client, put: _Replacing) -> BatchResult:
     try:
         answer = await _put(incoming, client, put.job, put.how, put.request)
     except Problem as problem:
         return _refused(incoming, problem, put.job.id)
-    return BatchResult(id=put.job.id, added=answer is Answer.ADDED, answer=answer)
+    return BatchResult(id=put.job.id, added=answer is PutOutcome.ADDED, answer=answer)
 
 
-def _checked(incoming: Incoming, raw: msgspec.Raw, index: int) -> Job | _Put | BatchResult:
+def _checked(incoming: Incoming, raw: msgspec.Raw, index: int) -> Job | _Replacing | BatchResult:
     try:
         form = decode(bytes(raw), NewJob)
         job, how = new_job(incoming, form, BATCH, index), _if_exists(incoming, form)
-        return job if how is IfExists.KEEP else _Put(job, how, form.request)
+        return job if how is IfExists.KEEP else _Replacing(job, how, form.request)
     except Problem as problem:
         return _refused(incoming, problem)
     except TickwheelError as error:
@@ -317,7 +316,7 @@ def _refused(incoming: Incoming, problem: Problem, id: str | None = None) -> Bat
 
 
 def _taken(job: Job) -> BatchResult:
-    return BatchResult(id=job.id, added=False, answer=Answer.KEPT)
+    return BatchResult(id=job.id, added=False, answer=PutOutcome.KEPT)
 
 
 async def _repeated(

@@ -203,7 +203,7 @@ class Which(_Form):
     limit: Most = 1000
 
 
-class Destination(_Form):
+class MoveTo(_Form):
     """Where jobs move; what is not given stays as it is. Of `delay`, `at` and `later`, one."""
 
     # When they are due, from now; or at this time; or so much later than before.
@@ -217,7 +217,7 @@ class Destination(_Form):
 class WhichMove(Which):
     """The same, and where they move."""
 
-    to: Destination = msgspec.field(default_factory=Destination)
+    to: MoveTo = msgspec.field(default_factory=MoveTo)
 
 
 class WhichDead(_Form):

@@ -15,11 +15,11 @@ from tickwheel.http.adding import BATCH_BYTES, read_time
 from tickwheel.http.filters import LISTED_MOST, LOOK_S, filtered, listed, visible
 from tickwheel.http.forms import (
     DeadFilter,
-    Destination,
     FindDead,
     FindJobs,
     GetJob,
     JobFilter,
+    MoveTo,
     Which,
     WhichDead,
     WhichMove,
@@ -240,7 +240,7 @@ async def cancel_job(incoming: Incoming) -> Reply:
     "/v1/jobs/{id}/move",
     scope=Scope.OPERATE,
     summary="Move a job",
-    body=Destination,
+    body=MoveTo,
     answers={200: JobOutcome},
     problems=(Kind.CONFLICT,),
 )
@@ -251,11 +251,11 @@ async def move_job(incoming: Incoming) -> Reply:
     return await _act(incoming, _moving(incoming, incoming.body, client.clock.now_ms()))
 
 
-def _moving(incoming: Incoming, to: Destination, now_ms: int) -> Act:
+def _moving(incoming: Incoming, to: MoveTo, now_ms: int) -> Act:
     """What moves jobs there; raises if that is unclear, or a queue that the caller may not use."""
     if sum(each is not None for each in (to.delay, to.at, to.later)) > 1:
         raise BadTime("give one of delay, at and later")
-    if to == Destination():
+    if to == MoveTo():
         raise BadArguments("move where? Give delay, at, later, queue or priority")
     if to.queue is not None and not incoming.caller.may(Scope.OPERATE, queue=to.queue):
         raise Problem(Kind.FORBIDDEN, f"the key may not use the queue {to.queue!r}")

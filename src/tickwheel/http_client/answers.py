@@ -25,7 +25,16 @@ from tickwheel.errors import (
     UnknownTask,
 )
 from tickwheel.http_client.requests import ApiRequest, HttpJob
-from tickwheel.job import EXPIRED, Added, CancelOutcome, MoveOutcome, Priority, Progress, Run, State
+from tickwheel.job import (
+    EXPIRED,
+    CancelOutcome,
+    MoveOutcome,
+    Priority,
+    Progress,
+    PutOutcome,
+    Run,
+    State,
+)
 from tickwheel.operate.documents import (
     JobDocument,
     QueueDocument,
@@ -152,7 +161,7 @@ class AddedReceived(msgspec.Struct, frozen=True, kw_only=True):
     id: str | None
     added: bool
     # An older server doesn't say.
-    answer: Added | None = None
+    answer: PutOutcome | None = None
     problem: ProblemReceived | None = None
 
 
@@ -160,13 +169,13 @@ class _AddedMany(msgspec.Struct, frozen=True, kw_only=True):
     results: list[AddedReceived]
 
 
-def added_one(body: bytes, job: HttpJob) -> Added:
+def added_one(body: bytes, job: HttpJob) -> PutOutcome:
     return _answer(job, read(body, AddedReceived))
 
 
 def added_many(
     body: bytes, jobs: Sequence[HttpJob], request: ApiRequest
-) -> list[Added | TickwheelError]:
+) -> list[PutOutcome | TickwheelError]:
     """For each job, what became of it, or why it was refused."""
     results = read(body, _AddedMany).results
     if len(results) != len(jobs):
@@ -179,11 +188,11 @@ def added_many(
     ]
 
 
-def _answer(job: HttpJob, result: AddedReceived) -> Added:
+def _answer(job: HttpJob, result: AddedReceived) -> PutOutcome:
     # An id of our own is taken only by the same job, if the first answer was lost.
     if result.added or not job.chosen:
-        return Added.ADDED
-    return result.answer or Added.KEPT
+        return PutOutcome.ADDED
+    return result.answer or PutOutcome.KEPT
 
 
 class _Jobs(msgspec.Struct, frozen=True, kw_only=True):

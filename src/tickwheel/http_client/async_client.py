@@ -33,7 +33,7 @@ from tickwheel.http_client.requests import ApiRequest, HttpJob, WhichMatch
 from tickwheel.http_client.schedules import AsyncHttpSchedules
 from tickwheel.http_client.wire import KeptConnections, base_of, headers_of, tls_context
 from tickwheel.ids import new_id
-from tickwheel.job import Added, CancelOutcome, MoveOutcome, State
+from tickwheel.job import CancelOutcome, MoveOutcome, PutOutcome, State
 from tickwheel.jobs import StateName
 from tickwheel.operate.documents import TaskDocument
 from tickwheel.operate.stats import Stats
@@ -133,7 +133,7 @@ class AsyncHttpClient:
             request, start = requests.add_many(portion), len(handles) + len(errors)
             results = answers.added_many(await self._ask(request), portion, request)
             for index, (job, result) in enumerate(zip(portion, results, strict=True), start):
-                if isinstance(result, Added):
+                if isinstance(result, PutOutcome):
                     handles[index] = AsyncHttpJobHandle(self._exchange, job.id, result)
                 else:
                     errors[index] = result

@@ -15,7 +15,7 @@ from tickwheel.http_client import answers, requests
 from tickwheel.http_client.answers import BulkOutcome
 from tickwheel.http_client.exchange import Exchange
 from tickwheel.http_client.requests import WhichMatch
-from tickwheel.job import Added, CancelOutcome, MoveOutcome
+from tickwheel.job import CancelOutcome, MoveOutcome, PutOutcome
 from tickwheel.operate.documents import ExplanationDocument, JobDocument
 
 # `result` lets the server wait for so long at once, but no longer than for this part of the time
@@ -32,7 +32,7 @@ class AsyncHttpJobHandle:
 
     __slots__ = ("_exchange", "answer", "id")
 
-    def __init__(self, exchange: Exchange, id: str, answer: Added = Added.ADDED) -> None:
+    def __init__(self, exchange: Exchange, id: str, answer: PutOutcome = PutOutcome.ADDED) -> None:
         self.id = id
         # What became of the call: added, kept, replaced or follows.
         self.answer = answer
@@ -42,7 +42,7 @@ class AsyncHttpJobHandle:
     def added(self) -> bool:
         """Whether this call has added a job. If not, its id was taken: `answer` says what became of
         the job that had it."""
-        return self.answer is Added.ADDED
+        return self.answer is PutOutcome.ADDED
 
     def __repr__(self) -> str:
         return f"<job {self.id}>" if self.added else f"<job {self.id} {self.answer}>"

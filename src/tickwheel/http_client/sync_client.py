@@ -17,7 +17,7 @@ from tickwheel.http_client.handles import AsyncHttpDead, AsyncHttpJobHandle, ids
 from tickwheel.http_client.links import BlockingLink
 from tickwheel.http_client.requests import HttpJob
 from tickwheel.http_client.schedules import AsyncHttpSchedules
-from tickwheel.job import Added, CancelOutcome, MoveOutcome, State
+from tickwheel.job import CancelOutcome, MoveOutcome, PutOutcome, State
 from tickwheel.jobs import StateName
 
 P = ParamSpec("P")
@@ -69,7 +69,7 @@ class HttpJobHandle:
         return self._api.id
 
     @property
-    def answer(self) -> Added:
+    def answer(self) -> PutOutcome:
         """What became of the call: added, kept, replaced or follows."""
         return self._api.answer
 

@@ -23,7 +23,7 @@ from tickwheel.changes import Put
 from tickwheel.clock import Clock, SystemClock, moved_ms, wall_ns
 from tickwheel.errors import BadConfig
 from tickwheel.ids import new_fence
-from tickwheel.job import Added, CancelOutcome, Job, Move, MoveOutcome, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate, admit
 from tickwheel.masking import masked
 from tickwheel.schedule import Schedule
@@ -119,7 +119,7 @@ class MemoryStore:
         self._put(life.added(job))
         return True
 
-    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
         with self._lock:
             self._follow_clock()
             answers = [self._ask(each.job.id, changes.put, each, now_ms) for each in puts]

@@ -23,7 +23,7 @@ from tickwheel.clock import MS_NS, S_NS, Clock
 from tickwheel.concurrency import first_of
 from tickwheel.errors import UsageError
 from tickwheel.ids import new_fence
-from tickwheel.job import Added, Job, Progress, State
+from tickwheel.job import Job, Progress, PutOutcome, State
 from tickwheel.registry import Registry
 from tickwheel.store import Ask
 from tickwheel.stores.memory import MemoryStore
@@ -40,7 +40,7 @@ LEASE_MS = 100 * 366 * 86_400_000
 
 
 # Answers after which the job waits as it was given.
-_RUN_NEXT = (Added.ADDED, Added.REPLACED)
+_RUN_NEXT = (PutOutcome.ADDED, PutOutcome.REPLACED)
 
 
 class BoxClock:
@@ -92,12 +92,12 @@ class BoxStore(MemoryStore):
         ]
         return added
 
-    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
         answers = await super().put(puts, now_ms=now_ms)
         self.enqueued += [
             JobInfo.of(each.job, self._tasks.find(each.job.task))
             for each, answer in zip(puts, answers, strict=True)
-            if answer is not Added.KEPT
+            if answer is not PutOutcome.KEPT
         ]
         return answers
 
@@ -172,12 +172,12 @@ class BoxClient(Client):
         await self._added([job] if new else [])
         return new
 
-    async def put(self, job: Job, if_exists: IfExists, *, request: int | None = None) -> Added:
+    async def put(self, job: Job, if_exists: IfExists, *, request: int | None = None) -> PutOutcome:
         answer = await super().put(job, if_exists, request=request)
         await self._added([job] if answer in _RUN_NEXT else [])
         return answer
 
-    async def put_many(self, jobs: Sequence[Job], if_exists: IfExists) -> list[Added]:
+    async def put_many(self, jobs: Sequence[Job], if_exists: IfExists) -> list[PutOutcome]:
         answers = await super().put_many(jobs, if_exists)
         new = [job for job, each in zip(jobs, answers, strict=True) if each in _RUN_NEXT]
         await self._added(new)

@@ -14,7 +14,7 @@ import msgspec
 
 from tickwheel.changes import Put
 from tickwheel.envelope import REFUSED
-from tickwheel.job import Added, Job, Move, MoveOutcome, Settlement, dead, release
+from tickwheel.job import Job, Move, MoveOutcome, PutOutcome, Settlement, dead, release
 from tickwheel.schedule import Schedule
 from tickwheel.store import Page, Query, Store
 from tickwheel.transaction import Statement, Transactional
@@ -72,7 +72,7 @@ class SealedStore:
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         return await self.inner.add(self.seal_all(jobs))
 
-    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
         stored = [msgspec.structs.replace(each, job=self._trust.seal(each.job)) for each in puts]
         return await self.inner.put(stored, now_ms=now_ms)
 

@@ -184,3 +184,13 @@ def taking(
 def counts(message: ReadyMessage, seen: Standing | None) -> bool:
     """Whether a ready message is all that counts for its job now."""
     return seen is not None and not seen.kind and seen.seq == message.standing.seq
+
+
+def same_claim(job: Job, tried: Job) -> bool:
+    """Whether this is the claim that we wrote. No two claims of a job share an attempt, but its id
+    may be reused."""
+    return (job.attempt, job.worker, job.created_ms) == (
+        tried.attempt,
+        tried.worker,
+        tried.created_ms,
+    )

@@ -30,6 +30,22 @@ def consumer_name(queue: str, kind: str) -> str:
     return f"={hashlib.blake2b(queue.encode(), digest_size=10).hexdigest()}-{kind}"
 
 
+def settings_of_consumer(
+    queue: str, kind: str, subjects: list[str], ack_wait_s: int
+) -> dict[str, Any]:
+    """What a consumer of this kind is created with."""
+    name = consumer_name(queue, kind)
+    return {
+        "name": name,
+        "durable_name": name,
+        "filter_subjects": subjects,
+        **SETTINGS,
+        "ack_wait": ack_wait_s * 1_000_000_000,
+        "deliver_policy": "all",
+        "metadata": {"queue": queue, "kind": kind},
+    }
+
+
 def is_changed(consumer: dict[str, Any]) -> bool:
     """Whether somebody changed the settings of a consumer."""
     return any(consumer["config"].get(name) != value for name, value in SETTINGS.items())

@@ -18,7 +18,7 @@ from tickwheel.changes import Put
 from tickwheel.clock import Clock
 from tickwheel.errors import BadConfig, StoreError, StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import Added, CancelOutcome, Job, Move, MoveOutcome, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
@@ -51,7 +51,15 @@ except ImportError as error:
         "postgresql:// needs the driver psycopg: pip install 'tickwheel[postgresql]'"
     ) from error
 
-from tickwheel.stores.postgres import browse, claiming, health, parking, statements
+from tickwheel.stores.postgres import (
+    browse,
+    changing,
+    claiming,
+    health,
+    holding,
+    parking,
+    statements,
+)
 from tickwheel.stores.postgres.notify import EndListener, Listener
 from tickwheel.stores.postgres.pool import Pool
 from tickwheel.stores.postgres.schema import make_ready, migrate
@@ -190,13 +198,15 @@ class PostgresStore:
         sql, parameters = statements.adding(jobs, self._schema)
         return Statement("postgresql", sql, parameters["jobs"])
 
-    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
-        answers: list[Added] = await self._in_batches(statements.ask, puts, now_ms, weigh=put_bytes)
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        answers: list[PutOutcome] = await self._in_batches(
+            changing.ask, puts, now_ms, weigh=put_bytes
+        )
         self._notify()
         return answers
 
     async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
-        answers: list[MoveOutcome] = await self._in_batches(statements.ask, moves, now_ms)
+        answers: list[MoveOutcome] = await self._in_batches(changing.ask, moves, now_ms)
         self._notify()
         return answers
 
@@ -227,11 +237,11 @@ class PostgresStore:
         return jobs
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        return await self._in_batches(statements.extend, jobs, now_ms, lease_ms)
+        return await self._in_batches(holding.extend, jobs, now_ms, lease_ms)
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers = await self._in_batches(
-            statements.settle, settlements, now_ms, weigh=settlement_bytes
+            holding.settle, settlements, now_ms, weigh=settlement_bytes
         )
         if any(settlement.state is State.WAITING for settlement in settlements):
             self._notify()

@@ -21,12 +21,12 @@ from tickwheel.clock import MS_NS, Clock
 from tickwheel.errors import StoreIncompatible, StoreUnavailable
 from tickwheel.ids import new_fence
 from tickwheel.job import (
-    Added,
     CancelOutcome,
     Job,
     Move,
     MoveOutcome,
     Outcome,
+    PutOutcome,
     Settlement,
     State,
 )
@@ -161,8 +161,8 @@ class RedisStore:
             added += _flags(await self._step("add", *columns, keys=_keys_of(columns)))
         return added
 
-    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
-        answers: list[Added] = []
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        answers: list[PutOutcome] = []
         for some in portions(puts, put_bytes):
             answers += await self._ask(some, now_ms)
         return answers

@@ -38,9 +38,8 @@ _FRESH = (
     "expires_ms", "meta",
 )  # fmt: skip
 # A job that is not parked, as one JSON object. Most were never claimed: the rest is left out.
-UNPARKED = (
-    f"iif(attempt = 0, {_object({name: _FIELDS[name] for name in _FRESH})}, {_object(_FIELDS)})"
-)
+_NEW = _object({name: _FIELDS[name] for name in _FRESH})
+UNPARKED = f"iif(attempt = 0 and changes is null, {_NEW}, {_object(_FIELDS)})"
 # How many bytes a job has; SQLite knows it without reading them. Only errors have a traceback.
 SIZE = (
     "octet_length(payload) + octet_length(history)"

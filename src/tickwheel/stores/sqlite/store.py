@@ -23,7 +23,7 @@ from tickwheel.changes import Put
 from tickwheel.clock import MS_NS, Clock, SystemClock, wall_ns
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import Added, CancelOutcome, Job, Move, MoveOutcome, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
@@ -182,8 +182,8 @@ class SqliteStore:
         sql, text = statements.adding(jobs)
         return Statement("sqlite", sql, text)
 
-    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[Added]:
-        answers: list[Added] = []
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        answers: list[PutOutcome] = []
         for part in portions(puts, put_bytes):
             answers += await self._in_parts(statements.change, part, now_ms)
         return answers
