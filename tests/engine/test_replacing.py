@@ -33,7 +33,7 @@ class Record:
             await asyncio.sleep(seconds)
             self.ended.append(note)
 
-        self.work: Task[[str, float], None, Any] = work  # type: ignore[assignment]
+        self.work: Task[[str, float], None, Any] = work
 
     @property
     def notes(self) -> list[str]:

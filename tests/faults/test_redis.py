@@ -441,7 +441,7 @@ async def test_notifications_alone_tell_of_a_cancel(server: RedisServer) -> None
         await asyncio.sleep(0.2)
         await other.cancel(["job"], now_ms=NOW)
         async with asyncio.timeout(SOON_S):
-            assert await asking == ["job"]
+            assert await asking == {"job": "stop"}
 
 
 @pytest.mark.usefixtures("no_poll")
@@ -493,7 +493,7 @@ async def test_a_cancel_is_told_although_the_connection_was_killed(server: Redis
         assert server.command("CLIENT", "KILL", "TYPE", "pubsub").startswith(b":1")
         await other.cancel(["job"], now_ms=NOW)
         async with asyncio.timeout(SOON_S):
-            assert await asking == ["job"]
+            assert await asking == {"job": "stop"}
 
 
 async def test_after_a_restart_waits_are_notified_again(server: RedisServer) -> None:

@@ -263,10 +263,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.call[2].append(hand)
         if limit >= len(ids) + len(abandoned) > 0:
             found = self.run(self.h.store.get(sorted(abandoned)))
-            for job in found:
-                assert job is not None
-                pending = self.model.jobs[job.id].pending
-                assert job.state is (State.WAITING if pending else State.CANCELLED)
+            for each in found:
+                assert each is not None
+                pending = self.model.jobs[each.id].pending
+                assert each.state is (State.WAITING if pending else State.CANCELLED)
 
     def parked_at_once(self, job: Job, claim: Claim) -> None:
         """A store may park a job of another task in the step that claims it."""

@@ -328,7 +328,7 @@ async def _repeated(
     for job, found in zip(taken, await client.store.get([job.id for job in taken]), strict=True):
         try:
             check_same(found or job, (job.meta or {})[FINGERPRINT])
-            results[job.id] = BatchResult(id=job.id, added=True)
+            results[job.id] = BatchResult(id=job.id, added=True, answer=PutOutcome.ADDED)
         except Problem as problem:
             results[job.id] = _refused(incoming, problem, job.id)
     return results

@@ -59,14 +59,14 @@ from tickwheel.store import (
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.answers import nanoseconds
 from tickwheel.stores.nats.away import Away
-from tickwheel.stores.nats.browse import alive, counted, cursor_at, parse_cursor, scans
+from tickwheel.stores.nats.browse import counted, cursor_at, parse_cursor, scans
 from tickwheel.stores.nats.buckets import take_token
 from tickwheel.stores.nats.ends import Ends
 from tickwheel.stores.nats.health import durability_of, findings_of, sizes_of
 from tickwheel.stores.nats.parked import Arrivals, Part
 from tickwheel.stores.nats.requests import Requests, gather
 from tickwheel.stores.nats.shard import Shard
-from tickwheel.stores.nats.steps import Line, Step
+from tickwheel.stores.nats.steps import Line
 from tickwheel.stores.nats.url import NatsOptions
 from tickwheel.stores.nats.wire import Message, Wire, publish_line
 
@@ -575,20 +575,10 @@ class NatsStore:
                 self._notify(f"{shard.layout.notify}.r.{steps.subject_part(queue)}.again")
 
     async def beat(self, worker: WorkerInfo) -> None:
-        shard = self._shard("")
-        subject = f"{shard.layout.prefix}.w.{steps.subject_part(worker.name)}"
-        if worker.gone_after_ms <= 0:
-            await shard.stream.purge(subject)
-            return
-        # In whole seconds, so it may expire a little late; `workers` leaves it out by then.
-        ttl_s = worker.gone_after_ms // 1000 + 1
-        step = Step(subject, f"Nats-TTL: {ttl_s}s\r\n", msgspec.json.encode(worker))
-        await shard.room.store(step)
+        await self._shard("").beat(worker)
 
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
-        shard = self._shard("")
-        found = await shard.stream.all_of(f"{shard.layout.prefix}.w.*")
-        return alive([body for _, _, body in found], now_ms)
+        return await self._shard("").workers(now_ms)
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
         return await take_token(self._shard(key), key, rate, now_ms)
