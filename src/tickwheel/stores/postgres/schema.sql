@@ -501,6 +501,9 @@ begin
             select key, value, new.n, new.id from json_each_text(new.meta::json);
     end if;
     return null;
+exception
+    -- Another program has written something else as meta.
+    when data_exception then return null;
 end $$;
 
 revoke execute on function tickwheel.job_meta_changed from public;

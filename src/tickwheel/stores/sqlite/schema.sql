@@ -150,8 +150,12 @@ when old.queue <> new.queue and old.state = new.state begin
         on conflict do update set jobs = jobs + 1;
 end;
 
+-- Another program may have written anything as meta.
 create trigger job_meta_changed after update of meta on job when old.meta is not new.meta begin
     delete from job_meta
-    where n = old.n and (name, value) in (select key, value from json_each(old.meta));
-    insert into job_meta select key, value, new.n from json_each(new.meta);
+    where n = old.n and (name, value) in (
+        select key, value from json_each(iif(json_valid(old.meta), old.meta, '{}')));
+    insert into job_meta
+        select key, value, new.n from json_each(iif(json_valid(new.meta), new.meta, '{}'))
+        where key is not null and type = 'text';
 end;
