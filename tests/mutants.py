@@ -30,7 +30,7 @@ TOO_LONG_S = 300
 CONTRACT = "tests/contract"
 MODEL = "tests/model/test_store_model.py"
 MEMORY = "stores/memory.py"
-JOB = "job.py"
+JOB, SHAPE, CHANGES = "job.py", "shape.py", "changes.py"
 STATEMENTS = "stores/sqlite/statements.py"
 SQLITE_BROWSE, SQLITE_ROWS = "stores/sqlite/browse.py", "stores/sqlite/rows.py"
 SQLITE = "stores/sqlite/store.py"
@@ -96,6 +96,9 @@ PG_STATEMENTS, PG_CLAIMING, PG_ROWS, PG_SCHEMA = (
     f"stores/postgres/{each}.py" for each in ("statements", "claiming", "rows", "schema")
 )
 PG_SCHEMA_SQL = "stores/postgres/schema.sql"
+PG_HOLDING = "stores/postgres/holding.py"
+IDENTITY, MOVING = "tests/contract/test_identity.py", "tests/contract/test_moving.py"
+REPLACING, API_IDENTITY = "tests/engine/test_replacing.py", "tests/unit/test_api_identity.py"
 PG_FAULTS, PG_PLANS = "tests/faults/test_postgres.py", "tests/faults/test_postgres_plans.py"
 
 FIELDS, REDIS_FIELDS = "tests/contract/test_fields.py", "tests/faults/test_redis_fields.py"
@@ -126,6 +129,114 @@ class Fault:
 
 
 FAULTS = [
+    # --- Identity and moves
+    Fault(
+        "an update of a running job is lost", "identity", JOB,
+        "    if changes.next is not None:\n        return renewed(after",
+        "    if False:\n        return renewed(after", IDENTITY,
+    ),
+    Fault(
+        "a repeated request is taken for a new one", "I1", CHANGES,
+        "if each.number == request:", "if False:", IDENTITY,
+    ),
+    Fault(
+        "a running job is replaced at once", "identity", CHANGES,
+        "    if _held(job, now_ms, held_now):\n        noted",
+        "    if False:\n        noted", IDENTITY,
+    ),
+    Fault(
+        "what follows a lost job is lost with it", "identity", JOB,
+        "        if job.told:\n            job = taken_back(job)\n",
+        "        if False:\n            job = taken_back(job)\n", IDENTITY,
+    ),
+    Fault(
+        "a cancel leaves what follows", "cancel", JOB,
+        "    if changes is None:\n        changes = settled_changes(job.changes)\n",
+        "    if changes is None:\n        changes = job.changes\n", IDENTITY,
+    ),
+    Fault(
+        "a renewed job keeps its failures", "identity", JOB,
+        "        failures=0,\n        takeovers=0,\n        worker=job.worker,\n",
+        "        failures=job.failures,\n        takeovers=0,\n        worker=job.worker,\n",
+        IDENTITY,
+    ),
+    Fault(
+        "a job moves although it has started", "move", JOB,
+        "moves = changes.move is not None and settlement.started_ms is None",
+        "moves = changes.move is not None", MOVING,
+    ),
+    Fault(
+        "a job that is known to have started is moved", "move", CHANGES,
+        "(job.cancel_requested or job.started_ms is not None)", "job.cancel_requested", MOVING,
+    ),
+    Fault(
+        "an expiry stays where a job has left", "move", JOB,
+        "    if expires_ms is not None and expires_ms <= due_ms:\n", "    if False:\n", MOVING,
+    ),
+    Fault(
+        "a holder is told again and again", "hints", "stores/waiting.py",
+        "if found.items() - known.items() else None", "if found else None", IDENTITY,
+    ),
+    Fault(
+        "sqlite: a finished job forgets what follows", "identity", SQLITE_ROWS,
+        "new.value ->> 0\n      and state = 'running' and lease_until_ms > :now and told = 0",
+        "new.value ->> 0\n      and state = 'running' and lease_until_ms > :now", IDENTITY,
+    ),
+    Fault(
+        "sqlite: a job that moves is counted in its old queue", "counts",
+        "stores/sqlite/schema.sql",
+        "when old.queue <> new.queue and old.state = new.state begin", "when false begin", MOVING,
+    ),
+    Fault(
+        "postgres: a finished job forgets what follows", "identity", PG_HOLDING,
+        "lease_until_ms > %(now)s and not told\"\"\"\n\n\nasync def settle(",
+        "lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(", IDENTITY,
+    ),
+    Fault(
+        "postgres: a settled job forgets what follows", "identity", PG_HOLDING,
+        "lease_until_ms > %(now)s and not told\n", "lease_until_ms > %(now)s\n", IDENTITY,
+    ),
+    Fault(
+        "redis: a settled job forgets what follows", "identity", REDIS_STATEMENTS,
+        "and tonumber(upto) > now and (asked == '2' or asked == '3') then\n      answers[i] = 'n'",
+        "and tonumber(upto) > now and false then\n      answers[i] = 'n'", IDENTITY,
+    ),
+    Fault(
+        "redis: a change is written whatever has happened since", "identity",
+        "stores/redis/changing.lua", "if mark_of(record, old) ~= marks[i] then", "if false then",
+        IDENTITY,
+    ),
+    Fault(
+        "redis: a replaced job is found by its old meta", "fields", "stores/redis/changing.lua",
+        "if metas[i] and metas[i] ~= meta then", "if false then", IDENTITY,
+    ),
+    Fault(
+        "nats: the holder of a replaced job is not told", "identity", NATS_STEPS,
+        "kinds = ASKED if job.cancel_requested or job.told else RUNNING",
+        "kinds = ASKED if job.cancel_requested else RUNNING", IDENTITY,
+    ),
+    Fault(
+        "nats: a job moves to a queue that nobody reads", "move", "stores/nats/changing.py",
+        "        places.add((there.queue, there.priority))\n", "        pass\n", MOVING,
+    ),
+    Fault(
+        "a worker starts what has moved", "I4", "engine/chores.py",
+        "            elif not self.put_back(held):\n", "            else:\n", REPLACING,
+    ),
+    Fault(
+        "a run goes on as what has replaced it", "identity", "engine/hand.py",
+        "return before.told or len(counts) > 1", "return False", REPLACING,
+    ),
+    Fault(
+        "a call that got no answer is a new one each time", "I1", "client.py",
+        "            except StoreUnavailable:\n                await asyncio.sleep(pause_s)\n",
+        "            except ZeroDivisionError:\n                pass\n", API_IDENTITY,
+    ),
+    Fault(
+        "a job replaces another in a transaction", "API", "task.py",
+        "if self._if_exists is not IfExists.KEEP:\n            raise BadConfig(",
+        "if False:\n            raise BadConfig(", API_IDENTITY,
+    ),
     # --- What `tickwheel verify` finds
     Fault(
         "verify doesn't see early runs", "verify", "operate/flaws.py",
@@ -284,8 +395,8 @@ FAULTS = [
     ),
     Fault(
         "nats: a claim parks a job of a known task", "sharing", NATS_CLAIMING,
-        "if not tasks or job.task in tasks or mine.state.ended:",
-        "if not tasks or mine.state.ended:", PARKING,
+        "if not tasks or job.task in tasks or mine.state is not State.RUNNING:",
+        "if not tasks or mine.state is not State.RUNNING:", PARKING,
     ),
     Fault(
         "nats: nobody is told what a claim parked", "sharing", "stores/nats/shard.py",
@@ -434,7 +545,8 @@ FAULTS = [
     ),
     Fault(
         "a rerun job keeps its failures", "I5", JOB,
-        "        failures=0,\n        takeovers=0,\n", "        takeovers=0,\n",
+        "        failures=0,\n        takeovers=0,\n        ended_ms=None,\n",
+        "        takeovers=0,\n        ended_ms=None,\n",
     ),
     Fault(
         "delete forgets jobs that wait or run", "I5", MEMORY,
@@ -544,11 +656,11 @@ FAULTS = [
     ),
     Fault(
         "counts are not kept", "counts", MEMORY,
-        "            counts[before.state] -= 1\n", "",
+        "            self._counts[before.queue][before.state] -= 1\n", "            pass\n",
     ),
     Fault(
         "counts are not kept (model)", "counts", MEMORY,
-        "            counts[before.state] -= 1\n", "", MODEL,
+        "            self._counts[before.queue][before.state] -= 1\n", "            pass\n", MODEL,
     ),
     Fault(
         "delete leaves the counts", "counts", MEMORY,
@@ -582,7 +694,7 @@ FAULTS = [
     ),
     Fault(
         "a cancel is told to every worker", "hints", MEMORY,
-        "if job.cancel_requested and job.worker == worker and", "if job.cancel_requested and",
+        "            and job.worker == worker\n", "",
         "tests/contract/test_waiting.py",
     ),
     Fault(
@@ -679,8 +791,8 @@ FAULTS = [
     ),
     Fault(
         "sqlite: a cancel is forgotten by the settle", "cancel", STATEMENTS,
-        "json_array(id, n, {STATE}, fence, lease_until_ms, asked, settled)",
-        "json_array(id, n, {STATE}, fence, lease_until_ms, 0, settled)",
+        "fence, lease_until_ms, asked, settled, json(changes))",
+        "fence, lease_until_ms, 0, settled, json(changes))",
     ),
     Fault(
         "sqlite: fire does not compare", "I6", STATEMENTS,
@@ -1080,7 +1192,7 @@ FAULTS = [
     ),
     # --- Releases side by side
     Fault(
-        "an outcome of a newer release makes a job unreadable", "versions", JOB,
+        "an outcome of a newer release makes a job unreadable", "versions", SHAPE,
         "return cls.OTHER if isinstance(value, str) else None", "return None", VERSIONS,
     ),
     Fault(
@@ -1947,7 +2059,17 @@ FAULTS = [
     ),
     Fault(
         "PostgreSQL tells every worker of parked jobs", "contract", PG_SCHEMA_SQL,
-        "and priority >= 0 and due_ms", "and due_ms", f"{PG_PARKING} -k told",
+        "and priority >= 0 and due_ms <= tickwheel.now_ms() + 5000\n        union\n"
+        "        select distinct 't', task from after\n"
+        "        where state = 'waiting' and priority < 0 and due_ms <= tickwheel.now_ms() + 5000\n"
+        "        union\n        select distinct 'a', worker from after\n"
+        "        where (asked or told)",
+        "and due_ms <= tickwheel.now_ms() + 5000\n        union\n"
+        "        select distinct 't', task from after\n"
+        "        where state = 'waiting' and priority < 0 and due_ms <= tickwheel.now_ms() + 5000\n"
+        "        union\n        select distinct 'a', worker from after\n"
+        "        where (asked or told)",
+        f"{PG_PARKING} -k told",
     ),
     Fault(
         "PostgreSQL locks parked jobs of every task", "contract", PG_CLAIMING,
@@ -1972,7 +2094,7 @@ FAULTS = [
         "jobs, self._parked = await", "jobs, _ = await", f"{PG_PARKING} -k one_statement",
     ),
     Fault(
-        "workers of an older release are handed parked jobs", "contract", PG_STATEMENTS,
+        "workers of an older release are handed parked jobs", "contract", PG_HOLDING,
         "priority = priority - case when new.parked and not asked then 4 else 0 end,\n", "",
         f"{PG_PARKING} -k older_release",
     ),
@@ -1996,8 +2118,8 @@ FAULTS = [
     # --- The API
     Fault(
         "an id is a list of its letters", "API", "jobs.py",
-        "if isinstance(jobs, str | JobHandle):\n            return",
-        "if False:\n            return",
+        "if isinstance(jobs, str | JobHandle):\n            return [",
+        "if False:\n            return [",
         "tests/unit/test_api_jobs.py",
     ),
     Fault(
@@ -2201,7 +2323,7 @@ FAULTS = [
         "        progress=None,\n        history=history,\n", "        history=history,\n", FIELDS,
     ),
     Fault(
-        "a job that expires is dead", "fields", JOB,
+        "a job that expires is dead", "fields", SHAPE,
         "Outcome.EXPIRE: State.CANCELLED", "Outcome.EXPIRE: State.DEAD", FIELDS,
     ),
     Fault(
@@ -2218,8 +2340,8 @@ FAULTS = [
     ),
     Fault(
         "sqlite: a job that is deleted leaves its meta", "fields", "stores/sqlite/schema.sql",
-        "where n = old.n and (name, value) in (select key, value from json_each(old.meta));",
-        "where false;", FIELDS,
+        "create trigger job_meta_forgotten after delete on job when old.meta is not null begin",
+        "create trigger job_meta_forgotten after delete on job when false begin", FIELDS,
     ),
     Fault(
         "sqlite: a page by meta goes on before its end", "pages", "stores/pager.py",
@@ -2238,13 +2360,15 @@ FAULTS = [
         "        if job.attempt or job.meta", "        if True or job.meta", FILE,
     ),
     Fault(
-        "PostgreSQL: whoever held a job last may finish it", "I2", PG_STATEMENTS,
-        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
-        "lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(", LEASES,
+        "PostgreSQL: whoever held a job last may finish it", "I2", PG_HOLDING,
+        "job.fence = new.fence and lease_until_ms > %(now)s and not told"
+        "\"\"\"\n\n\nasync def settle(",
+        "lease_until_ms > %(now)s and not told\"\"\"\n\n\nasync def settle(", LEASES,
     ),
     Fault(
-        "PostgreSQL: a lost lease may be finished", "I2", PG_STATEMENTS,
-        "job.fence = new.fence and lease_until_ms > %(now)s\"\"\"\n\n\nasync def settle(",
+        "PostgreSQL: a lost lease may be finished", "I2", PG_HOLDING,
+        "job.fence = new.fence and lease_until_ms > %(now)s and not told"
+        "\"\"\"\n\n\nasync def settle(",
         "job.fence = new.fence\"\"\"\n\n\nasync def settle(", LEASES,
     ),
     Fault(
@@ -2252,7 +2376,7 @@ FAULTS = [
         ", progress = null", "", FIELDS,
     ),
     Fault(
-        "PostgreSQL keeps words from a task that it can't store", "fields", PG_STATEMENTS,
+        "PostgreSQL keeps words from a task that it can't store", "fields", PG_HOLDING,
         'if progress is None or "\\0" not in progress.words:', "if True:", FIELDS,
     ),
     Fault(

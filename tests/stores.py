@@ -21,10 +21,12 @@ from ending import at_end
 from postgres_server import shared_server
 from redis_server import RedisServer
 from tickwheel import job as life
-from tickwheel.job import Job, Outcome, Settlement, State
+from tickwheel.changes import IfExists, Put
+from tickwheel.ids import new_fence
+from tickwheel.job import Job, Move, MoveOutcome, Outcome, PutOutcome, Settlement, State
 from tickwheel.store import QueueInfo, Store, open_store
 from tickwheel.stores.nats.servers.process import Server, start_server
-from tickwheel.stores.nats.steps import CANCELLING, RUNNING, WAITING
+from tickwheel.stores.nats.steps import ASKED, RUNNING, WAITING
 from tickwheel.stores.nats.store import NatsStore
 from tickwheel.trust import new_key, sealed, trust_of, unsealed
 
@@ -162,6 +164,37 @@ class Harness:
     async def claim_one(self, *, worker: str = "ann", queues: Sequence[str] = ("default",)) -> Job:
         [job] = await self.claim(worker=worker, queues=queues)
         return job
+
+    async def put(
+        self, job: Job, if_exists: str = "replace", *, request: int | None = None
+    ) -> PutOutcome:
+        number = new_fence() if request is None else request
+        ask = Put(job=job, if_exists=IfExists(if_exists), request=number)
+        [answer] = await self.store.put([ask], now_ms=self.now)
+        return answer
+
+    async def move(
+        self,
+        id: str = "job",
+        *,
+        due_ms: int | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        request: int | None = None,
+    ) -> MoveOutcome:
+        number = new_fence() if request is None else request
+        ask = Move(id=id, request=number, due_ms=due_ms, priority=priority, queue=queue)
+        [answer] = await self.store.move([ask], now_ms=self.now)
+        return answer
+
+    async def claim_soon(
+        self, *, worker: str = "ann", queues: Sequence[str] = ("default",)
+    ) -> list[Job]:
+        """Claim what was changed a moment ago: a store may need a second until it is ready."""
+        return await self.claim(worker=worker, queues=queues)
+
+    async def changed(self) -> None:
+        """Until what was put or moved, and is due, can be claimed."""
 
     async def claimed(self, *jobs: Job, worker: str = "ann") -> list[Job]:
         """Add these jobs, and have them all in the hand of one worker, in this order."""
@@ -338,6 +371,19 @@ class NatsHarness(Harness):
     def now(self) -> int:
         return time.time_ns() // 1_000_000
 
+    async def claim_soon(
+        self, *, worker: str = "ann", queues: Sequence[str] = ("default",)
+    ) -> list[Job]:
+        async with asyncio.timeout(20):
+            while not (jobs := await self.claim(worker=worker, queues=queues)):
+                await asyncio.sleep(0.05)
+        return jobs
+
+    async def changed(self) -> None:
+        async with asyncio.timeout(20):
+            while await self._overdue():
+                await asyncio.sleep(0.05)
+
     async def queues(self, store: Store | None = None) -> list[QueueInfo]:
         # A consumer learns of a message a moment after it is stored, and says not when it has.
         found: list[list[QueueInfo]] = []
@@ -359,8 +405,8 @@ class NatsHarness(Harness):
         assert isinstance(store, NatsStore)
         for shard in store._shards:
             of_kind = shard.layout.of_kind
-            leases = [of_kind(kind, None) for kind in (*RUNNING, *CANCELLING)]
-            for standing in await shard.jobs.gathered(of_kind(WAITING, None), *leases):
+            subjects = [of_kind(kind, None) for kind in (*WAITING, *RUNNING, *ASKED)]
+            for standing in await shard.jobs.gathered(*subjects):
                 job = standing.job
                 if (job.lease_until_ms or job.due_ms - store.ahead_ms) < now:
                     return True

@@ -49,7 +49,17 @@ from tickwheel.errors import (
     UnknownTask,
     UsageError,
 )
-from tickwheel.job import CancelOutcome, Job, Outcome, Priority, Progress, Run, State
+from tickwheel.job import (
+    CancelOutcome,
+    Job,
+    MoveOutcome,
+    Outcome,
+    Priority,
+    Progress,
+    PutOutcome,
+    Run,
+    State,
+)
 from tickwheel.retry import RetryPolicy
 from tickwheel.schedules import ScheduleInfo
 from tickwheel.store import QueueInfo, WorkerInfo
@@ -86,10 +96,12 @@ __all__ = [
     "JobUnknown",
     "JobsRefused",
     "LifespanError",
+    "MoveOutcome",
     "Outcome",
     "Partial",
     "Priority",
     "Progress",
+    "PutOutcome",
     "QueueInfo",
     "ResultError",
     "ResultTimeout",

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from tickwheel import transaction
+from tickwheel.changes import IfExists
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, Clock
 from tickwheel.engine.counts import Counts
@@ -206,15 +207,19 @@ class StoreAccess:
         """The connection whose transaction jobs join without being told; None if there is none."""
         return None if self.ambient is None else self.ambient.connection()
 
-    def after_commit(self, jobs: Sequence[Job]) -> bool:
+    def after_commit(self, jobs: Sequence[Job], if_exists: IfExists = IfExists.KEEP) -> bool:
         """Add these jobs once the caller's transaction is committed; False if it has none."""
         jobs = list(jobs)
         return self.ambient is not None and self.ambient.on_commit(
-            lambda: self.run_sync(self._add(jobs))
+            lambda: self.run_sync(self._add(jobs, if_exists))
         )
 
-    async def _add(self, jobs: Sequence[Job]) -> None:
-        await (await self.client()).add_many([jobs])
+    async def _add(self, jobs: Sequence[Job], if_exists: IfExists) -> None:
+        client = await self.client()
+        if if_exists is IfExists.KEEP:
+            await client.add_many([jobs])
+        else:
+            await client.put_many(jobs, if_exists)
 
     def _statement(self, connection: Any, jobs: Sequence[Job]) -> transaction.Statement:
         driver = transaction.driver_of(connection)

@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import PurePath
@@ -25,7 +26,17 @@ import msgspec
 
 from tickwheel.access import StoreAccess
 from tickwheel.arguments import MIB
-from tickwheel.checks import AnyPriority, check_list, checked_name, checked_options, module_name
+from tickwheel.checks import (
+    NO_IDENTITY,
+    AnyIfExists,
+    AnyPriority,
+    Identity,
+    check_list,
+    checked_identity,
+    checked_name,
+    checked_options,
+    module_name,
+)
 from tickwheel.client import Client
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.concurrency import single_error
@@ -43,14 +54,7 @@ from tickwheel.lifespan import Lifespans
 from tickwheel.masking import masked
 from tickwheel.monitoring import Monitored
 from tickwheel.outbox import Outbox
-from tickwheel.registry import (
-    Around,
-    BatchOptions,
-    Definition,
-    PoolName,
-    batch_options,
-    define,
-)
+from tickwheel.registry import Around, BatchOptions, Definition, PoolName, batch_options, define
 from tickwheel.retry import RetryPolicy
 from tickwheel.schedule import Rule
 from tickwheel.schedules import AppSchedules, MisfireName, OverlapName, make_rule
@@ -207,6 +211,8 @@ class App(AppJobs, Monitored, Served):
         timeout: Duration | None = "1h",
         pool: PoolName | None = None,
         expires: Duration | None = None,
+        id: Callable[..., str] | None = None,
+        if_exists: AnyIfExists = "keep",
     ) -> Decorator: ...
     @checked_options
     def task(
@@ -220,6 +226,8 @@ class App(AppJobs, Monitored, Served):
         timeout: Duration | None = "1h",
         pool: PoolName | None = None,
         expires: Duration | None = None,
+        id: Callable[..., str] | None = None,
+        if_exists: AnyIfExists = "keep",
     ) -> Any:
         """Register a function as a task; it can still be called directly.
 
@@ -228,11 +236,16 @@ class App(AppJobs, Monitored, Served):
         you say otherwise, fails: it is cancelled, or killed with its process; a thread can't be,
         and keeps running. `timeout=None` means no limit. A job that could not start within
         `expires` after it was due is cancelled instead.
+
+        `id` makes the id of each job from its arguments, as `lambda customer: f"sync-{customer}"`,
+        and `if_exists` says what happens to the job that has that id already: see `using`.
         """
+        identity = checked_identity(id, if_exists)
 
         def decorate(function: Callable[..., Any]) -> Task[..., Any, Any]:
             definition = self._define(
-                function, name, queue, priority, retries, timeout, expires, pool
+                *(function, name, queue, priority, retries, timeout, expires, pool),
+                identity=identity,
             )
             return Task(self._access, definition)
 
@@ -285,6 +298,7 @@ class App(AppJobs, Monitored, Served):
         expires: Duration | None,
         pool: PoolName | None,
         batch: BatchOptions | None = None,
+        identity: Identity = NO_IDENTITY,
     ) -> Definition:
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries=retries)
         definition = define(
@@ -300,6 +314,7 @@ class App(AppJobs, Monitored, Served):
             lifespans=self.lifespans,
             batch=batch,
         )
+        definition = replace(definition, id_of=identity[0], if_exists=identity[1])
         self.tasks.register(definition)
         return definition
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, ParamSpec, TypeVar
 
+from tickwheel.changes import IfExists
 from tickwheel.errors import BadArguments, BadConfig, did_you_mean, shown
 from tickwheel.job import Job, Priority
 
@@ -53,6 +54,32 @@ def checked_id(id: str) -> str:
     if not isinstance(id, str) or not 0 < len(id) <= ID_LIMIT or not id.isprintable():
         raise BadArguments(f"id={shown(id)}: must be 1 to {ID_LIMIT} printable characters")
     return id
+
+
+AnyIfExists = IfExists | Literal["keep", "renew", "replace"]
+
+
+def if_exists_of(value: AnyIfExists) -> IfExists:
+    known = [str(each) for each in IfExists]
+    if not isinstance(value, str) or value not in known:
+        hint = did_you_mean(value, known) if isinstance(value, str) else ""
+        raise BadArguments(f"if_exists={shown(value)}: must be one of {', '.join(known)}{hint}")
+    return IfExists(value)
+
+
+# A task's `id` and `if_exists`.
+Identity = tuple[Callable[..., str] | None, IfExists]
+NO_IDENTITY: Identity = (None, IfExists.KEEP)
+
+
+def checked_identity(id: Callable[..., str] | None, if_exists: AnyIfExists) -> Identity:
+    """A task's `id` and `if_exists`."""
+    if id is not None and (not callable(id) or inspect.iscoroutinefunction(id)):
+        raise BadConfig(
+            f"id={shown(id)}: a task's id is a plain function of its arguments, as "
+            "lambda customer_id: f'sync-{customer_id}'; for one job, use using(id=…)"
+        )
+    return id, if_exists_of(if_exists)
 
 
 def checked_meta(meta: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from tickwheel.arguments import decode_result, plain_arguments
 from tickwheel.batch import Batcher
+from tickwheel.changes import IfExists, Put
 from tickwheel.checks import checked_records
 from tickwheel.clock import Clock, StoreClock
 from tickwheel.concurrency import bounded_tasks
@@ -24,9 +25,22 @@ from tickwheel.errors import (
     JobUnknown,
     ResultError,
     ResultTimeout,
+    StoreUnavailable,
     shown,
 )
-from tickwheel.job import EXPIRED, CancelOutcome, Job, Priority, Progress, Run, State
+from tickwheel.ids import new_fence
+from tickwheel.job import (
+    EXPIRED,
+    CancelOutcome,
+    Job,
+    Move,
+    MoveOutcome,
+    Priority,
+    Progress,
+    PutOutcome,
+    Run,
+    State,
+)
 from tickwheel.registry import Definition
 from tickwheel.store import (
     RECORDS_LIMIT,
@@ -36,13 +50,20 @@ from tickwheel.store import (
     Store,
     WorkerInfo,
     job_bytes,
+    put_bytes,
 )
+
+A = TypeVar("A")
 
 # The store's clock is read again when the last reading is this old.
 MEASURE_S = 60.0
 # A caller that is to tell what it sees of its job looks again after a third of the time that it has
 # waited so far, so that a long wait costs few looks.
 POLL_FIRST_S, POLL_LONGEST_S, POLL_GROWTH = 0.002, 0.5, 1.33
+# How long a move waits for the worker that has the job.
+MOVE_S = 2.0
+# The pauses before a call is repeated whose repeats change nothing more.
+AGAIN_S = (0.05, 0.2, 0.8)
 # How long a job may take from an outbox to the store before it counts as unknown.
 ARRIVE_S = 60.0
 # How long the last look may take, when the time of a caller is up.
@@ -143,6 +164,9 @@ class Client:
         self._adding: Batcher[Job, bool] = Batcher(
             store.add, weigh=job_bytes, max_inflight=store.max_inflight
         )
+        self._putting: Batcher[Put, PutOutcome] = Batcher(
+            self._put_all, weigh=put_bytes, max_inflight=store.max_inflight
+        )
         self._ends = Ends(store, self.clock)
         self._opening: asyncio.Task[None] | None = None
         self._open = False
@@ -176,6 +200,7 @@ class Client:
             await asyncio.wait([self._opening])
         try:
             await self._adding.drained()
+            await self._putting.drained()
         finally:
             self._open = False
             self._ends.close()
@@ -210,6 +235,67 @@ class Client:
             for number, jobs in enumerate(portions):
                 await start(add(number, jobs))
         return [added for number in sorted(answers) for added in answers[number]]
+
+    async def put(self, job: Job, if_exists: IfExists, *, request: int | None = None) -> PutOutcome:
+        """Store a job under its id, whatever job has it. Tried again a few times if the store is
+        away, which changes nothing more."""
+        number = new_fence() if request is None else request
+        return await self._putting.send(Put(job=job, if_exists=if_exists, request=number))
+
+    async def put_many(self, jobs: Sequence[Job], if_exists: IfExists) -> list[PutOutcome]:
+        return await self._put_all(
+            [Put(job=job, if_exists=if_exists, request=new_fence()) for job in jobs]
+        )
+
+    async def _put_all(self, puts: Sequence[Put]) -> list[PutOutcome]:
+        return await self._again(lambda: self.store.put(puts, now_ms=self.clock.now_ms()))
+
+    async def move(
+        self,
+        ids: Sequence[str],
+        *,
+        due_ms: int | Sequence[int | None] | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+    ) -> list[MoveOutcome]:
+        """Change when and where jobs run; `due_ms` may be one time for all, or one for each."""
+        times = [due_ms] * len(ids) if due_ms is None or isinstance(due_ms, int) else due_ms
+        moves = [
+            Move(id=id, request=new_fence(), due_ms=at, priority=priority, queue=queue)
+            for id, at in zip(ids, times, strict=True)
+        ]
+        return await self._move(moves)
+
+    async def _move(self, moves: Sequence[Move]) -> list[MoveOutcome]:
+        return await self._again(lambda: self.store.move(moves, now_ms=self.clock.now_ms()))
+
+    async def move_one(
+        self, id: str, *, due_ms: int | None, priority: int | None, queue: str | None
+    ) -> MoveOutcome:
+        """The same for one job. If a worker has it, waits a moment for what that makes of it."""
+        move = Move(id=id, request=new_fence(), due_ms=due_ms, priority=priority, queue=queue)
+        [answer] = await self._move([move])
+        loop = asyncio.get_running_loop()
+        until, pause_s = loop.time() + MOVE_S, POLL_FIRST_S
+        while answer is MoveOutcome.REQUESTED and loop.time() < until:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, POLL_LONGEST_S / 5)
+            [job] = await self.store.get([id])
+            if job is None or (job.state is State.RUNNING and job.started_ms is not None):
+                return MoveOutcome.TOO_LATE
+            if not job.told:
+                # Decided: a repeat of the request tells how.
+                [answer] = await self._move([move])
+        return answer
+
+    async def _again(self, call: Callable[[], Awaitable[list[A]]]) -> list[A]:
+        """Repeat a call that is recognised as such."""
+        for pause_s in AGAIN_S:
+            try:
+                return await call()
+            except StoreUnavailable:
+                await asyncio.sleep(pause_s)
+        return await call()
 
     async def get(self, id: str) -> Job:
         [job] = await self.store.get([id])

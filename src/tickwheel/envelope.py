@@ -50,6 +50,13 @@ def is_sealed(text: str | None) -> bool:
     return text is not None and text.startswith(_MARK)
 
 
+def is_signed(text: str | None) -> bool:
+    if text is None or not is_sealed(text):
+        return False
+    found = unwrapped(text)
+    return found is not None and found[0].signed is not None
+
+
 def wrapped(seal: Seal, body: str) -> str:
     """The envelope of this body, which is JSON, and stays as it is to the letter."""
     return f"{_MARK}{_encode(seal).decode()}{_BODY}{body}}}"

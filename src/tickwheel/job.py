@@ -10,10 +10,57 @@ All times are whole milliseconds since the epoch, in UTC, by the store's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum, StrEnum
-from typing import Protocol
 
 import msgspec
+
+from tickwheel.shape import (
+    ENDED as ENDED,
+)
+from tickwheel.shape import (
+    Answered as Answered,
+)
+from tickwheel.shape import (
+    CancelOutcome as CancelOutcome,
+)
+from tickwheel.shape import (
+    Changes as Changes,
+)
+from tickwheel.shape import (
+    Claim as Claim,
+)
+from tickwheel.shape import (
+    Job as Job,
+)
+from tickwheel.shape import (
+    Move as Move,
+)
+from tickwheel.shape import (
+    MoveOutcome as MoveOutcome,
+)
+from tickwheel.shape import (
+    Outcome as Outcome,
+)
+from tickwheel.shape import (
+    Priority as Priority,
+)
+from tickwheel.shape import (
+    Progress as Progress,
+)
+from tickwheel.shape import (
+    PutOutcome as PutOutcome,
+)
+from tickwheel.shape import (
+    Run as Run,
+)
+from tickwheel.shape import (
+    Sealed as Sealed,
+)
+from tickwheel.shape import (
+    Settlement as Settlement,
+)
+from tickwheel.shape import (
+    State as State,
+)
 
 # How many runs a job's history keeps; older ones are dropped, but still counted.
 HISTORY_LIMIT = 20
@@ -23,180 +70,6 @@ SUSPECT_AFTER = 2
 ENDED_WITH_WORKER = "its worker was ended while it ran"
 # The error of a job that could not start in time.
 EXPIRED = "expired"
-
-
-class State(StrEnum):
-    """A job's state. Scheduled, ready, retrying and held are views of these, not states."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    DEAD = "dead"
-    CANCELLED = "cancelled"
-
-    @property
-    def ended(self) -> bool:
-        return self in ENDED
-
-
-ENDED = (State.DONE, State.DEAD, State.CANCELLED)
-
-
-class Priority(IntEnum):
-    """Among due jobs, higher priority goes first."""
-
-    LOW = 0
-    NORMAL = 1
-    HIGH = 2
-    URGENT = 3
-
-
-class Outcome(StrEnum):
-    """How one run ended."""
-
-    DONE = "done"
-    RETRY = "retry"
-    SNOOZE = "snooze"
-    RELEASE = "release"
-    # Its worker doesn't know the task; put back for one that does.
-    PARK = "park"
-    DEAD = "dead"
-    # It could not start in time, and was cancelled instead.
-    EXPIRE = "expire"
-    # Not settled by its worker; the next claim found that the lease had run out.
-    LOST = "lost"
-    # One that only a newer release knows; the job can be read and run all the same.
-    OTHER = "other"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Outcome | None:
-        return cls.OTHER if isinstance(value, str) else None
-
-
-class CancelOutcome(StrEnum):
-    """What a cancel achieved."""
-
-    CANCELLED = "cancelled"  # it will never run
-    REQUESTED = "requested"  # a worker has it and is told to stop it
-    TOO_LATE = "too late"  # it had already ended
-    UNKNOWN = "unknown"  # no such job
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One attempt at a job, as its history shows it."""
-
-    attempt: int
-    worker: str
-    outcome: Outcome
-    due_ms: int
-    # None if the task never started, or if a lost worker had not told the store.
-    started_ms: int | None = None
-    ended_ms: int
-    error: str | None = None
-
-
-class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """How far a running task says that it has come: from 0 to 1, and in words."""
-
-    part: float
-    words: str = ""
-
-    def __str__(self) -> str:
-        """'40%: loading'. Never all of it unless it is."""
-        percent = f"{int(self.part * 100)}%"
-        return f"{percent}: {self.words}" if self.words else percent
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One request to run one task once. Immutable: each step of its life is a new value."""
-
-    id: str
-    task: str
-    # The arguments as JSON text, by parameter name. Opaque to stores.
-    payload: str
-    queue: str = "default"
-    priority: int = Priority.NORMAL
-    due_ms: int
-    created_ms: int
-    # What the caller chose for this job; None leaves it to the task.
-    retries: int | None = None
-    timeout_ms: int | None = None
-    # From this moment on it is not started any more.
-    expires_ms: int | None = None
-    # The caller's own strings, by name, which travel with the job.
-    meta: dict[str, str] | None = None
-
-    state: State = State.WAITING
-    # WAITING, but only for workers that know its task: one that doesn't has put it back.
-    parked: bool = False
-    # Counts claims and never goes back, so no two holders of a job share a number.
-    attempt: int = 0
-    # The store's proof that a holder still holds the job: opaque, unique to one claim, and an
-    # extend may change it. Unlike the attempt, it is not repeated when an id is reused.
-    fence: int = 0
-    # Runs that failed (these drive the retry policy) and leases that ran out.
-    failures: int = 0
-    takeovers: int = 0
-    # Who holds the job, and until when. Set while RUNNING; the worker's name stays afterwards.
-    worker: str | None = None
-    lease_until_ms: int | None = None
-    # When the holder started it, once an extend has told the store.
-    started_ms: int | None = None
-    # What the last run said of its progress, once an extend has told the store.
-    progress: Progress | None = None
-    # It was cancelled while RUNNING: it may finish, but it will not run again.
-    cancel_requested: bool = msgspec.field(default=False, name="asked")
-    # The fence that was last settled: how a repeated settle is recognised.
-    settled: int | None = None
-    ended_ms: int | None = None
-    error: str | None = None
-    # Where the last run failed, if it did: shortened, the user's frames first.
-    traceback: str | None = None
-    # What the task returned, as JSON text.
-    result: str | None = None
-    history: tuple[Run, ...] = ()
-
-
-class Claim(Protocol):
-    """What decides whether a holder still holds its job. A Job is one; a store that doesn't read
-    whole jobs may have less."""
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def fence(self) -> int: ...
-    @property
-    def lease_until_ms(self) -> int | None: ...
-    @property
-    def cancel_requested(self) -> bool: ...
-    @property
-    def settled(self) -> int | None: ...
-
-
-class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How an attempt ended, as data: see `done`, `retry`, `snooze`, `release`, `park`, `dead` and
-    `expire`."""
-
-    # The job as it was claimed or last extended: its attempt and fence prove that we hold it.
-    job: Job
-    outcome: Outcome
-    ended_ms: int
-    started_ms: int | None = None
-    # When the job is due next, if it goes back to waiting.
-    due_ms: int
-    failed: bool = False
-    error: str | None = None
-    traceback: str | None = None
-    result: str | None = None
-
-    @property
-    def state(self) -> State:
-        return _ENDS.get(self.outcome, State.WAITING)
-
-
-_ENDS = {
-    Outcome.DONE: State.DONE, Outcome.DEAD: State.DEAD, Outcome.EXPIRE: State.CANCELLED
-}  # fmt: skip
 
 
 def done(
@@ -333,6 +206,7 @@ def added(job: Job) -> Job:
         settled=None,
         ended_ms=None,
         result=None,
+        changes=settled_changes(job.changes),
     )
 
 
@@ -362,10 +236,15 @@ def claimable_ms(job: Job, *, ahead_ms: int) -> int | None:
 
 
 def claimed(job: Job, *, worker: str, fence: int, now_ms: int, lease_ms: int) -> Job:
-    """The job as claimed by `worker`. A takeover from a lost worker is counted and recorded; if the
-    job was asked to stop, it is CANCELLED instead and must not be handed out."""
+    """The job as claimed by `worker`. A takeover from a lost worker is counted and recorded. If the
+    job was asked to stop, it is CANCELLED instead; if it was replaced, or moved before it started,
+    it is WAITING: neither must be handed out."""
     history, takeovers = job.history, job.takeovers
     if job.state is State.RUNNING:
+        if job.told:
+            job = taken_back(job)
+            if job.state is State.WAITING:
+                return job
         if job.cancel_requested:
             return cancelled(job, now_ms=now_ms)
         takeovers += 1
@@ -399,12 +278,15 @@ def holds(job: Job, claim: Claim | None, *, now_ms: int) -> bool:
     return claim is not None and claim.fence == job.fence and held(claim, now_ms=now_ms)
 
 
-def as_held(job: Job, *, cancel_requested: bool) -> Job:
+def as_held(job: Job, *, cancel_requested: bool, changes: Changes | None = None) -> Job:
     """The job as the store has it, made from its holder's copy: only the holder changes a job that
-    it holds, except that others can ask it to stop."""
-    if job.cancel_requested is cancel_requested:
+    it holds, except that others can ask it to stop, or for `changes`. Without these, nothing is
+    pending."""
+    if changes is None:
+        changes = settled_changes(job.changes)
+    if job.cancel_requested is cancel_requested and job.changes is changes:
         return job
-    return msgspec.structs.replace(job, cancel_requested=cancel_requested)
+    return msgspec.structs.replace(job, cancel_requested=cancel_requested, changes=changes)
 
 
 def extended(job: Job, by: Job, *, now_ms: int, lease_ms: int) -> Job:
@@ -421,8 +303,12 @@ def extended(job: Job, by: Job, *, now_ms: int, lease_ms: int) -> Job:
 def settled(job: Job, settlement: Settlement) -> Job:
     """The job after its holder settled it.
 
-    A job that was asked to stop becomes CANCELLED instead of waiting to run again.
+    A job that was asked to stop becomes CANCELLED instead of waiting to run again. One that was
+    replaced becomes its `next`, however the run ended, and one that was moved moves, if it would
+    wait again and has not started.
     """
+    if job.told:
+        return _settled_and_changed(job, settlement)
     state = settlement.state
     if job.cancel_requested and state is State.WAITING:
         state = State.CANCELLED
@@ -443,6 +329,20 @@ def settled(job: Job, settlement: Settlement) -> Job:
         result=settlement.result,
         history=lengthened(job.history, settlement),
     )
+
+
+def _settled_and_changed(job: Job, settlement: Settlement) -> Job:
+    changes = job.changes
+    assert changes is not None
+    moves = changes.move is not None and settlement.started_ms is None
+    after = settled(msgspec.structs.replace(job, changes=None), settlement)
+    if changes.next is not None:
+        return renewed(after, changes.next, decided(changes, MoveOutcome.MOVED))
+    if not moves or after.state is not State.WAITING:
+        late = decided(changes, MoveOutcome.TOO_LATE)
+        return msgspec.structs.replace(after, changes=late)
+    assert changes.move is not None
+    return moved(after, changes.move, decided(changes, MoveOutcome.MOVED))
 
 
 def just_done(settlement: Settlement) -> bool:
@@ -478,7 +378,7 @@ def settle(
         if claim is not None and claim.settled == job.fence:
             answers.append(True)
         elif claim is not None and holds(job, claim, now_ms=now_ms):
-            current = as_held(job, cancel_requested=claim.cancel_requested)
+            current = as_held(job, cancel_requested=claim.cancel_requested, changes=claim.changes)
             changes[job.id] = settled(current, settlement)
             answers.append(True)
         else:
@@ -512,6 +412,7 @@ def cancelled(job: Job, *, now_ms: int) -> Job:
         cancel_requested=False,
         ended_ms=now_ms,
         history=history,
+        changes=settled_changes(job.changes),
     )
 
 
@@ -529,6 +430,92 @@ def rerun(job: Job, *, now_ms: int) -> Job:
         error=None,
         traceback=None,
         result=None,
+    )
+
+
+# --- Changes that others have asked for: see `tickwheel.changes`
+
+
+def renewed(job: Job, new: Job, changes: Changes) -> Job:
+    """A job that does not run any more, as `new`, which has its id: with all retries, but attempts
+    keep counting and the history goes on."""
+    return msgspec.structs.replace(
+        added(new),
+        attempt=job.attempt,
+        fence=job.fence,
+        failures=0,
+        takeovers=0,
+        worker=job.worker,
+        progress=None,
+        settled=job.settled,
+        error=None,
+        traceback=None,
+        history=job.history,
+        changes=changes,
+    )
+
+
+def moved(job: Job, move: Move, changes: Changes | None) -> Job:
+    """A waiting job with the due time, priority and queue that the move asks for. An expiry that
+    would then be over when it is due moves with it."""
+    due_ms = job.due_ms if move.due_ms is None else move.due_ms
+    expires_ms = job.expires_ms
+    if expires_ms is not None and expires_ms <= due_ms:
+        expires_ms = due_ms + max(expires_ms - job.due_ms, 1)
+    return msgspec.structs.replace(
+        job,
+        payload=job.payload if move.sealed is None else move.sealed.after,
+        queue=job.queue if move.queue is None else move.queue,
+        priority=job.priority if move.priority is None else move.priority,
+        due_ms=due_ms,
+        expires_ms=expires_ms if move.sealed is None else move.sealed.expires_ms,
+        parked=False,
+        changes=changes,
+    )
+
+
+def taken_back(job: Job) -> Job:
+    """A RUNNING job whose lease has run out, with what is pending decided: WAITING if it was
+    replaced or moved; still RUNNING if it had started, or was asked to stop, before it could
+    move."""
+    changes = job.changes
+    assert changes is not None and job.state is State.RUNNING
+    if changes.next is not None:
+        return renewed(lost(job), changes.next, decided(changes, MoveOutcome.MOVED))
+    if job.started_ms is None and not job.cancel_requested and changes.move is not None:
+        return moved(lost(job), changes.move, decided(changes, MoveOutcome.MOVED))
+    return msgspec.structs.replace(job, changes=decided(changes, MoveOutcome.TOO_LATE))
+
+
+def lost(job: Job) -> Job:
+    """A RUNNING job whose lease has run out, as it waits for any worker: counted and recorded."""
+    return msgspec.structs.replace(
+        job,
+        state=State.WAITING,
+        takeovers=job.takeovers + 1,
+        lease_until_ms=None,
+        started_ms=None,
+        progress=None,
+        cancel_requested=False,
+        history=remember(job.history, lost_run(job)),
+    )
+
+
+def settled_changes(changes: Changes | None) -> Changes | None:
+    """The changes without those that are pending, which come too late."""
+    if changes is None or not changes.pending:
+        return changes
+    return decided(changes, MoveOutcome.TOO_LATE)
+
+
+def decided(changes: Changes, answer: MoveOutcome) -> Changes:
+    """The changes once nothing is pending any more; moves that were requested have this answer."""
+    return Changes(
+        count=changes.count,
+        requests=tuple(
+            Answered(each.number, answer) if each.answer == MoveOutcome.REQUESTED else each
+            for each in changes.requests
+        ),
     )
 
 

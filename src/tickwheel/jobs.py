@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import typing
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from tickwheel.access import StoreAccess
 from tickwheel.batch import BATCH_BYTES, portions, weightless
+from tickwheel.changes import IfExists
 from tickwheel.checks import (
     ID_LIMIT,
     LATEST_MS,
+    AnyIfExists,
+    AnyPriority,
     checked_id,
     checked_job,
     checked_meta,
     checked_name,
     checked_options,
+    if_exists_of,
 )
 from tickwheel.client import Client, JobInfo, JobPage
-from tickwheel.errors import BadArguments, did_you_mean, shown
-from tickwheel.job import CancelOutcome, Job, State
+from tickwheel.duration import Duration
+from tickwheel.errors import BadArguments, BadConfig, did_you_mean, shown
+from tickwheel.job import CancelOutcome, Job, MoveOutcome, PutOutcome, State
 from tickwheel.store import Query, QueueInfo, WorkerInfo, checked_text, job_bytes
-from tickwheel.task import JobHandle
+from tickwheel.task import JobHandle, checked_move
 
 R = TypeVar("R")
 
@@ -33,6 +39,11 @@ PAGE_MOST = 1000
 
 NO_JOBS = "enqueue_many takes jobs, created with task.job(…)"
 
+_ANSWERS: dict[bool | PutOutcome, PutOutcome] = {
+    True: PutOutcome.ADDED,
+    False: PutOutcome.KEPT,
+    **{each: each for each in PutOutcome},
+}
 StateName = Literal["waiting", "running", "done", "dead", "cancelled"]
 # A job, as its caller names it.
 JobRef: TypeAlias = str | JobHandle[Any]
@@ -52,25 +63,66 @@ class AppJobs:
     # --- Add
 
     async def enqueue_many(
-        self, jobs: Iterable[Job], *, connection: Any = None
+        self,
+        jobs: Iterable[Job],
+        *,
+        if_exists: AnyIfExists | None = None,
+        connection: Any = None,
     ) -> list[JobHandle[Any]]:
         """Add many jobs, created with `task.job(…)`, in as few steps as the store can.
 
         A list is checked before any of it is stored. A generator is consumed in portions: jobs are
         created while earlier ones are being stored.
 
-        With your own `connection` they are part of its transaction, as in `using`.
+        `if_exists` is for all of them; without it, each task has its own, as in `@app.task`. With
+        your own `connection` they are part of its transaction, as in `using`.
         """
         taken: list[Job] = []
         portions = self._portions(jobs, taken)
-        if connection is None:
+        how = None if if_exists is None else if_exists_of(if_exists)
+        added: Sequence[bool | PutOutcome]
+        if connection is None and how is None and not self.tasks.identified:
             added = await (await self.client()).add_many(portions)
+        elif connection is None:
+            added = await self._put_many(portions, how)
         else:
             added = []
             for portion in portions:
+                self._refuse_replacing(portion, how)
                 added += await self._access.add_within(connection, portion)
         in_outbox = connection is not None and self._access.outbox is not None
         return self._handles(taken, added, in_outbox=in_outbox)
+
+    async def _put_many(
+        self, portions: Iterable[Sequence[Job]], how: IfExists | None
+    ) -> list[PutOutcome]:
+        """Portion by portion: those of one id count in their order."""
+        client = await self.client()
+        answers: list[PutOutcome] = []
+        for portion in portions:
+            found: dict[int, PutOutcome] = {}
+            for kind in IfExists:
+                mine = [n for n, job in enumerate(portion) if self._how(job, how) is kind]
+                jobs = [portion[n] for n in mine]
+                if jobs and kind is IfExists.KEEP:
+                    added = await client.add_many([jobs])
+                    kept = [PutOutcome.ADDED if new else PutOutcome.KEPT for new in added]
+                    found |= dict(zip(mine, kept, strict=True))
+                elif jobs:
+                    found |= dict(zip(mine, await client.put_many(jobs, kind), strict=True))
+            answers += [found[n] for n in range(len(portion))]
+        return answers
+
+    def _how(self, job: Job, how: IfExists | None) -> IfExists:
+        return self.tasks.get(job.task).if_exists if how is None else how
+
+    def _refuse_replacing(self, jobs: Sequence[Job], how: IfExists | None) -> None:
+        others = {self._how(job, how) for job in jobs} - {IfExists.KEEP}
+        for each in others:
+            raise BadConfig(
+                f"if_exists={each.value!r} is not possible with connection=: enqueue them after "
+                "the commit, or use if_exists='keep'"
+            )
 
     def _portions(self, jobs: Iterable[Job], taken: list[Job]) -> Iterator[Sequence[Job]]:
         """Checked jobs, some at a time; those that were taken are appended to `taken`."""
@@ -109,10 +161,10 @@ class AppJobs:
             yield job
 
     def _handles(
-        self, jobs: Sequence[Job], added: Sequence[bool], *, in_outbox: bool
+        self, jobs: Sequence[Job], added: Sequence[bool | PutOutcome], *, in_outbox: bool
     ) -> list[JobHandle[Any]]:
         return [
-            JobHandle(self._access, job.id, new, in_outbox)
+            JobHandle(self._access, job.id, _ANSWERS[new], in_outbox)
             for job, new in zip(jobs, added, strict=True)
         ]
 
@@ -190,6 +242,25 @@ class AppJobs:
         ids = self._ids("cancel", jobs)
         answers = await (await self.client()).cancel(ids)
         return answers[0] if isinstance(jobs, str | JobHandle) else answers
+
+    @checked_options
+    async def move(
+        self,
+        jobs: JobRef | Iterable[JobRef],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        priority: AnyPriority | None = None,
+        queue: str | None = None,
+    ) -> MoveOutcome | list[MoveOutcome]:
+        """Change when a job is due, its priority or its queue, or those of several; returns what
+        that achieved, for each. Only for one job does it wait for a worker that has it."""
+        ids = self._ids("move", jobs)
+        client = await self.client()
+        to = checked_move(delay, at, priority, queue, client.clock.now_ms())
+        if isinstance(jobs, str | JobHandle):
+            return await client.move_one(ids[0], **to)
+        return await client.move(ids, **to)
 
     @overload
     async def rerun(self, jobs: JobRef) -> bool: ...  # type: ignore[overload-overlap]

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from tickwheel.arguments import AnyArguments, Arguments
+from tickwheel.changes import IfExists
 from tickwheel.checks import AnyPriority, checked_name, priority_of
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import BadConfig, UnknownTask, shown
@@ -83,6 +84,9 @@ class Definition:
     injected: tuple[str, ...] = ()
     # None: each job is a call of its own.
     batch: BatchOptions | None = None
+    # Makes the id of a job from its arguments; and what happens to the job that has it already.
+    id_of: Callable[..., str] | None = None
+    if_exists: IfExists = IfExists.KEEP
 
 
 class Registry:
@@ -91,6 +95,8 @@ class Registry:
     def __init__(self) -> None:
         self._by_name: dict[str, Definition] = {}
         self.names: frozenset[str] = frozenset()
+        # Whether any of them says what happens to a job that has the id of a new one.
+        self.identified = False
         # The pools that the tasks run in.
         self.pools: frozenset[PoolName] = frozenset()
 
@@ -104,6 +110,7 @@ class Registry:
         self._by_name[definition.name] = definition
         self.names = frozenset(self._by_name)
         self.pools |= {definition.pool}
+        self.identified |= definition.if_exists is not IfExists.KEEP
 
     def get(self, name: str) -> Definition:
         try:

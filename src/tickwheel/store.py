@@ -10,13 +10,15 @@ import importlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
+from tickwheel.changes import Put
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.errors import BadArguments, BadConfig, UsageError, shown
-from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.masking import QUOTE_LOGIN, masked
 from tickwheel.schedule import Schedule
@@ -111,7 +113,13 @@ def job_bytes(job: Job) -> int:
         size += len(job.progress.words)
     if job.history:
         size += sum(len(run.error or "") for run in job.history)
+    if job.changes is not None and job.changes.next is not None:
+        size += job_bytes(job.changes.next)
     return size
+
+
+def put_bytes(put: Put) -> int:
+    return job_bytes(put.job)
 
 
 def record_bytes(record: tuple[str, str]) -> int:
@@ -229,6 +237,19 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+class Ask(StrEnum):
+    """What the holder of a job is asked for."""
+
+    STOP = "stop"
+    # Put it back unless it has started: it was replaced, or moved.
+    PUT_BACK = "put back"
+
+
+# What a worker is asked for, by the ids of its jobs.
+Asks = Mapping[str, Ask]
+NO_ASKS: Asks = MappingProxyType({})
+
+
 class Size(msgspec.Struct, frozen=True):
     """How large a part of a store is, in bytes or in something that the unit names."""
 
@@ -285,6 +306,17 @@ class Store(Protocol):
         "by you, a moment ago".
         """
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        """Store each job under its id: `changes.put` defines what becomes of the one that has it.
+
+        They count one after the other. A repeat with the same `request` changes nothing more and is
+        answered as before, while the job remembers that request: the last eight that changed it.
+        """
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        """Change when and where jobs run: `changes.move` defines what that achieves. Repeats are
+        as for `put`."""
+
     async def claim(
         self,
         queues: Sequence[str],
@@ -303,7 +335,7 @@ class Store(Protocol):
         - it is WAITING and due by `now_ms + ahead_ms`; if it is parked, only where its task is one
           of `tasks`, those that the worker knows; or
         - it is RUNNING and its lease has run out: a takeover. If it was asked to stop, it is
-          CANCELLED instead of handed out.
+          CANCELLED instead of handed out; if it was replaced or moved, it is WAITING as such.
         Higher priority first, then in the order in which they became claimable. Each is returned
         RUNNING, with `attempt` one higher than ever before and a fence of its own. With `tasks`, a
         store may park a job of another task in the same step, as `park` would: it is returned
@@ -325,11 +357,14 @@ class Store(Protocol):
         A hint: it may be early or late, so it is never the only way to find work.
         """
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        """The ids of jobs held by `worker` that were asked to stop.
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
+        """What `worker` is asked for, by the ids of the jobs that it holds: to stop them, or to put
+        them back unless they have started, because they were replaced or moved.
 
-        Returns as soon as there is one, or with none at `until_ms`. A hint like `wait`: `extend`
-        tells the same, later.
+        Returns as soon as there is something that is not `known`, or at `until_ms`. A hint like
+        `wait`: `extend` tells the same, later.
         """
 
     async def watch_ended(
@@ -347,8 +382,9 @@ class Store(Protocol):
         """Extend the leases of held jobs to `now_ms + lease_ms`, and store their `started_ms` and
         `progress`.
 
-        Returns the job as it is now, with its new fence and whether it was asked to stop; None if
-        it is no longer ours: taken over, ended, or its lease had run out.
+        Returns the job as it is now, with its new fence, whether it was asked to stop, and what
+        change is pending; None if it is no longer ours: taken over, ended, or its lease had run
+        out.
         """
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:

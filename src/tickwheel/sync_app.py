@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tickwheel.access import StoreAccess
-from tickwheel.checks import checked_options
+from tickwheel.changes import IfExists
+from tickwheel.checks import AnyIfExists, checked_options, if_exists_of
 from tickwheel.client import JobInfo
 from tickwheel.duration import Duration
 from tickwheel.errors import BadArguments
@@ -70,21 +71,39 @@ class SyncApp:
 
     # --- Jobs
 
-    def enqueue_many(self, jobs: Iterable[Job], *, connection: Any = None) -> list[JobHandle[Any]]:
+    def enqueue_many(
+        self,
+        jobs: Iterable[Job],
+        *,
+        if_exists: AnyIfExists | None = None,
+        connection: Any = None,
+    ) -> list[JobHandle[Any]]:
         """Add many jobs, created with `task.job(…)`, in as few steps as the store can."""
         # Consume a generator here: it may use objects that belong to this thread.
         taken: list[Job] = []
         portions = list(self._api._portions(jobs, taken))
-        access = self._access
-        if connection is None:
+        access, api = self._access, self._api
+        how = None if if_exists is None else if_exists_of(if_exists)
+        replaces = {api._how(job, how) for job in taken} - {IfExists.KEEP}
+        if connection is None and not replaces:
             connection = access.joined()
-        if connection is None and taken and access.after_commit(taken):
+        if connection is None and taken and self._after_commit(taken, how):
             return self._api._handles(taken, [True] * len(taken), in_outbox=True)
         if connection is None:
-            return self._call(self._api.enqueue_many(taken))
+            return self._call(self._api.enqueue_many(taken, if_exists=how))
+        api._refuse_replacing(taken, how)
         added = [access.add_within_sync(connection, portion) for portion in portions]
         flat = list(itertools.chain.from_iterable(added))
         return self._api._handles(taken, flat, in_outbox=access.outbox is not None)
+
+    def _after_commit(self, jobs: list[Job], how: IfExists | None) -> bool:
+        """Add these once the caller's transaction is committed; False if it has none."""
+        if self._access.ambient is None:
+            return False
+        kinds = {
+            each: [job for job in jobs if self._api._how(job, how) is each] for each in IfExists
+        }
+        return all([self._access.after_commit(mine, each) for each, mine in kinds.items() if mine])
 
     def info(self, job: JobRef) -> JobInfo:
         """What `job.info()` returns."""
@@ -127,6 +146,8 @@ class SyncApp:
             self._taken("cancel", jobs)
         )
         return self._call(work)
+
+    move = _blocking(AppJobs.move)
 
     @overload
     def rerun(self, jobs: JobRef) -> bool: ...  # type: ignore[overload-overlap]

@@ -12,12 +12,15 @@ import msgspec
 
 from tickwheel.access import StoreAccess
 from tickwheel.arguments import decode_result
+from tickwheel.changes import IfExists
 from tickwheel.checks import (
+    AnyIfExists,
     AnyPriority,
     checked_id,
     checked_meta,
     checked_name,
     checked_options,
+    if_exists_of,
     priority_of,
 )
 from tickwheel.client import JobInfo
@@ -25,7 +28,7 @@ from tickwheel.duration import FARTHEST_MS, Duration, due_ms, duration_ms, momen
 from tickwheel.engine.attempt import current_job, waiting
 from tickwheel.errors import BadArguments, BadConfig, BadTime, shown
 from tickwheel.ids import new_id
-from tickwheel.job import CancelOutcome, Job, Priority
+from tickwheel.job import CancelOutcome, Job, MoveOutcome, Priority, PutOutcome
 from tickwheel.registry import Definition
 from tickwheel.retry import checked_retries
 
@@ -38,24 +41,30 @@ C = TypeVar("C")
 class JobHandle(Generic[R]):
     """An enqueued job: read its state, wait for its result, cancel it."""
 
-    __slots__ = ("_access", "_in_outbox", "added", "id")
+    __slots__ = ("_access", "_in_outbox", "answer", "id")
 
     def __init__(
         self,
         access: StoreAccess,
         id: str,
-        added: bool = True,
+        answer: PutOutcome = PutOutcome.ADDED,
         in_outbox: bool = False,
     ) -> None:
         self.id = id
-        # False if the id was already taken: that job belongs to another call.
-        self.added = added
+        # What became of the call: added, kept, replaced or follows.
+        self.answer = answer
         self._access = access
         # Still in an outbox, or waiting for a commit: the store does not know it yet.
         self._in_outbox = in_outbox
 
+    @property
+    def added(self) -> bool:
+        """Whether this call has added a job. If not, its id was taken: `answer` says what became of
+        the job that had it."""
+        return self.answer is PutOutcome.ADDED
+
     def __repr__(self) -> str:
-        return f"<job {self.id}>" if self.added else f"<job {self.id} added=False>"
+        return f"<job {self.id}>" if self.added else f"<job {self.id} {self.answer}>"
 
     async def info(self) -> JobInfo:
         """State, due time, attempts, error and history. Raises JobUnknown if it was pruned."""
@@ -83,6 +92,22 @@ class JobHandle(Generic[R]):
         [answer] = await client.cancel([self.id])
         return answer
 
+    @checked_options
+    async def move(
+        self,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        priority: AnyPriority | None = None,
+        queue: str | None = None,
+    ) -> MoveOutcome:
+        """Change when the job is due, its priority or its queue, as long as it waits; returns what
+        that achieved. If a worker has it for its last second, that puts it back: this waits for it,
+        two seconds at most. An expiry that would come before it is due moves along."""
+        client = await self._access.client()
+        to = checked_move(delay, at, priority, queue, client.clock.now_ms())
+        return await client.move_one(self.id, **to)
+
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The choices that `using` was given for a job; None leaves a choice to the task."""
@@ -99,6 +124,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     expires_ms: int | None = None
     meta: dict[str, str] | None = None
     inherit_meta: bool | None = None
+    if_exists: IfExists | None = None
     # The user's connection: the job is then part of its transaction.
     connection: Any = None
 
@@ -117,14 +143,17 @@ class Call(Generic[P, R]):
         """Add a job that calls the task with these arguments; it is durable when this returns."""
         # Encode first: errors in the call are raised before anything is awaited.
         encode, limit = self._definition.arguments.encode, self._access.payload_limit
-        payload = encode(args, kwargs, limit=limit)
+        payload, id = encode(args, kwargs, limit=limit), self._id(args, kwargs)
         if self._choice.connection is not None:
-            job = self._job(payload, self._access.now_ms())
+            self._refuse_connection()
+            job = self._job(payload, self._access.now_ms(), id)
             [added] = await self._access.add_within(self._choice.connection, [job])
-            return self._handle(job.id, added, in_outbox=self._access.outbox is not None)
+            return self._handle(job.id, _answer(added), in_outbox=self._access.outbox is not None)
         client = await self._access.client()
-        job = self._job(payload, client.clock.next_ms())
-        return self._handle(job.id, await client.add(job))
+        job = self._job(payload, client.clock.next_ms(), id)
+        if self._if_exists is IfExists.KEEP:
+            return self._handle(job.id, _answer(await client.add(job)))
+        return self._handle(job.id, await client.put(job, self._if_exists))
 
     def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """The same for callers without an event loop: Flask, Django, scripts."""
@@ -132,47 +161,83 @@ class Call(Generic[P, R]):
             return self.add_sync(self.job(*args, **kwargs))
         # Encode here: a model may use objects that belong to this thread.
         payload = self._definition.arguments.encode(args, kwargs, limit=self._access.payload_limit)
+        id = self._id(args, kwargs)
         if self._meta_is_added():
             # Here too: hooks look at what is current on this thread.
-            job = self._job(payload, self._access.run_sync(self._next_ms()))
+            job = self._job(payload, self._access.run_sync(self._next_ms()), id)
             return self._handle(job.id, self._access.run_sync(self._add(job)))
-        return self._access.run_sync(self._add_payload(payload))
+        return self._access.run_sync(self._add_payload(payload, id))
 
     async def _next_ms(self) -> int:
         return (await self._access.client()).clock.next_ms()
 
-    async def _add_payload(self, payload: str) -> JobHandle[R]:
+    async def _add_payload(self, payload: str, id: str | None) -> JobHandle[R]:
         client = await self._access.client()
-        job = self._job(payload, client.clock.next_ms())
-        return self._handle(job.id, await client.add(job))
+        job = self._job(payload, client.clock.next_ms(), id)
+        return self._handle(job.id, await self._add(job))
 
     def add_sync(self, job: Job) -> JobHandle[R]:
         """Add a job of this call, as `enqueue_sync` does."""
         access, connection = self._access, self._choice.connection
-        if connection is None:
+        if connection is not None:
+            self._refuse_connection()
+        elif self._if_exists is IfExists.KEEP:
             connection = access.joined()
         if connection is not None:
             # On the caller's own thread: a connection belongs to one thread.
             [added] = access.add_within_sync(connection, [job])
-            return self._handle(job.id, added, in_outbox=access.outbox is not None)
-        if access.after_commit([job]):
-            return self._handle(job.id, True, in_outbox=True)
+            return self._handle(job.id, _answer(added), in_outbox=access.outbox is not None)
+        if access.after_commit([job], self._if_exists):
+            return self._handle(job.id, PutOutcome.ADDED, in_outbox=True)
         return self._handle(job.id, access.run_sync(self._add(job)))
 
-    async def _add(self, job: Job) -> bool:
-        return await (await self._access.client()).add(job)
+    async def _add(self, job: Job) -> PutOutcome:
+        client = await self._access.client()
+        if self._if_exists is IfExists.KEEP:
+            return _answer(await client.add(job))
+        return await client.put(job, self._if_exists)
+
+    @property
+    def _if_exists(self) -> IfExists:
+        chosen = self._choice.if_exists
+        return self._definition.if_exists if chosen is None else chosen
+
+    def _refuse_connection(self) -> None:
+        if self._if_exists is not IfExists.KEEP:
+            raise BadConfig(
+                f"if_exists={self._if_exists.value!r} is not possible with connection=: in your "
+                "transaction a job can be added, but not compared with the one that has its id. "
+                "Enqueue it without connection= after the commit, or use if_exists='keep'"
+            )
+
+    def _id(self, args: Any, kwargs: Any) -> str | None:
+        """The id that the caller chose, or that the task makes; None for a new one."""
+        id_of = self._definition.id_of
+        if self._choice.id is not None or id_of is None:
+            return self._choice.id
+        try:
+            made = id_of(*args, **kwargs)
+        except Exception as error:
+            raise BadArguments(
+                f"task {self._definition.name}: its id= raised {type(error).__name__}: {error}"
+            ) from error
+        return checked_id(made)
 
     def job(self, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """A job for `app.enqueue_many`; nothing is stored yet."""
         encode, limit = self._definition.arguments.encode, self._access.payload_limit
         payload = encode(args, kwargs, limit=limit)
-        return self._job(payload, self._access.now_ms())
+        if self._choice.if_exists is not None:
+            raise BadArguments(
+                "a job does not keep if_exists=: give it to enqueue_many(…, if_exists=…)"
+            )
+        return self._job(payload, self._access.now_ms(), self._id(args, kwargs))
 
-    def _job(self, payload: str, now_ms: int) -> Job:
+    def _job(self, payload: str, now_ms: int, id: str | None) -> Job:
         choice, definition = self._choice, self._definition
         due = now_ms + (choice.delay_ms or 0) if choice.due_ms is None else choice.due_ms
         job = Job(
-            id=choice.id or new_id(now_ms),
+            id=id or new_id(now_ms),
             task=definition.name,
             payload=payload,
             queue=choice.queue or definition.queue,
@@ -221,8 +286,38 @@ class Call(Generic[P, R]):
             added |= _from_hook(hook, job)
         return msgspec.structs.replace(job, meta=checked_meta({**inherited, **added, **own}))
 
-    def _handle(self, id: str, added: bool, *, in_outbox: bool = False) -> JobHandle[R]:
-        return JobHandle(self._access, id, added=added, in_outbox=in_outbox)
+    def _handle(self, id: str, answer: PutOutcome, *, in_outbox: bool = False) -> JobHandle[R]:
+        return JobHandle(self._access, id, answer, in_outbox)
+
+
+def _answer(added: bool) -> PutOutcome:
+    return PutOutcome.ADDED if added else PutOutcome.KEPT
+
+
+def checked_move(
+    delay: Duration | None,
+    at: datetime | None,
+    priority: AnyPriority | None,
+    queue: str | None,
+    now_ms: int,
+    *,
+    empty: bool = False,
+) -> dict[str, Any]:
+    """The arguments of a move, checked, as the client takes them; it may be `empty`."""
+    if delay is not None and at is not None:
+        raise BadTime("use delay= or at=, not both")
+    if delay is None and at is None and priority is None and queue is None and not empty:
+        raise BadArguments("move where? Give delay=, at=, priority= or queue=")
+    due = None if delay is None else now_ms + duration_ms(delay)
+    if at is not None:
+        due = max(due_ms(at, "at"), 0)
+        if due > now_ms + FARTHEST_MS:
+            raise BadTime(f"at={at.isoformat()} is more than 10 years away")
+    return {
+        "due_ms": due,
+        "priority": None if priority is None else int(priority_of(priority)),
+        "queue": None if queue is None else checked_name("queue", queue),
+    }
 
 
 class Task(Call[P, R], Generic[P, R, C]):
@@ -262,16 +357,19 @@ class Task(Call[P, R], Generic[P, R, C]):
         expires: Duration | datetime | None = None,
         meta: Mapping[str, str] | None = None,
         inherit_meta: bool | None = None,
+        if_exists: AnyIfExists | None = None,
         connection: Any = None,
     ) -> Call[P, R]:
         """Choose options for one job: when it is due, its queue, how often it is retried.
 
         `delay` is "30m", seconds or a timedelta, `at` an aware datetime; a past time means now.
-        `id` is the idempotency key. It stays taken until its job is pruned or deleted, also after a
-        cancel: enqueueing it again adds nothing, whatever the arguments, and returns a handle to
-        the first job, with `added=False`. `connection` is your own connection to the
-        store's database or to that of the app's outbox: the job exists if and only if its
-        transaction is committed.
+        `id` is the job's identity: no two jobs have the same. It stays taken until its job is
+        pruned or deleted, also after a cancel. `if_exists` says what happens then: "keep" (default)
+        adds nothing, whatever the arguments; "renew" does so while that job waits or runs, and adds
+        the new one if it has ended; "replace" lets the new one take its place, and if it runs, run
+        after it. The handle's `answer` says which it was. `connection` is your own connection to
+        the store's database or to that of the app's outbox: the job exists if and only if its
+        transaction is committed; such a job can't replace another.
 
         `expires` says how long after it is due the job may start ("10m"), or until when (an aware
         datetime): from then on no run starts, also no retry, and the job is cancelled. `meta` are
@@ -296,8 +394,14 @@ class Task(Call[P, R], Generic[P, R, C]):
             else None,
             meta=checked_meta(meta),
             inherit_meta=inherit_meta,
+            if_exists=None if if_exists is None else if_exists_of(if_exists),
             connection=connection,
         )
+        if choice.if_exists is not None and id is None and self.definition.id_of is None:
+            raise BadArguments(
+                f"if_exists={choice.if_exists.value!r} needs an id: using(id=…), or one that the "
+                "task makes of its arguments, @app.task(id=lambda …)"
+            )
         return Call(self._access, self.definition, choice)
 
     def _checked_due(self, at: datetime, name: str = "at") -> int:

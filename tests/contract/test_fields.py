@@ -263,7 +263,7 @@ async def test_a_job_that_was_asked_to_stop_can_expire(h: Harness) -> None:
     assert await h.settle(h.settlement(Outcome.EXPIRE, held))
     job = await h.get()
     assert (job.state, job.error) == (State.CANCELLED, "expired")
-    assert await h.store.cancel_requests("ann", now_ms=h.now, until_ms=h.now) == []
+    assert await h.store.asked("ann", now_ms=h.now, until_ms=h.now) == {}
 
 
 async def test_only_the_holder_can_let_a_job_expire(h: Harness) -> None:

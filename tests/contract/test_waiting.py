@@ -32,7 +32,7 @@ async def asked(
 ) -> list[str]:
     """The answer, asked for again where the hint came early and empty."""
     while True:
-        ids = await (store or h.store).cancel_requests(worker, now_ms=h.now, until_ms=h.now + ms)
+        ids = await (store or h.store).asked(worker, now_ms=h.now, until_ms=h.now + ms)
         if ids or ms < MINUTE:
             return sorted(ids)
 

@@ -479,3 +479,26 @@ async def test_a_client_serves_many_callers_at_once(tmp_path: Path) -> None:
             assert [info.arguments["order"] for info in infos] == list(range(50))
         with pytest.raises(BadConfig, match="closed"):
             await client.queues()
+
+
+@both
+async def test_jobs_are_replaced_and_moved(tmp_path: Path, name: FaceName) -> None:
+    async with opened(tmp_path, name) as (_, face):
+        call = face.client.task("pack").using(id="a", delay="1h")
+        first = await face.do(call.enqueue, order=1)
+        again = await face.do(call.enqueue, order=2)
+        assert (first.answer, again.answer, again.added) == ("added", "kept", False)
+        other = await face.do(call.using(if_exists="replace").enqueue, order=3)
+        assert (other.answer, repr(other)) == ("replaced", "<job a replaced>")
+        assert (await face.do(other.info)).arguments["order"] == 3
+        assert await face.do(other.move, delay="2h", queue="slow") == "moved"
+        assert await face.do(face.client.move, ["a", "none"], priority="low") == [
+            "moved",
+            "unknown",
+        ]
+        moved = await face.do(face.client.move_matching, queue="slow", to={"later": "1h"})
+        assert moved.changed == 1
+        with pytest.raises(BadArguments, match="needs an id"):
+            face.client.task("pack").using(if_exists="replace")
+        with pytest.raises(BadArguments, match="move where"):
+            await face.do(face.client.move, "a")

@@ -50,7 +50,10 @@ async def test_a_job_is_added_with_all_its_options(tmp_path: Path) -> None:
             "meta": {"customer": "42"},
         }
         answer = await its.post("/v1/jobs", form)
-        assert (answer.status_code, answer.json()) == (201, {"id": "orders/1", "added": True})
+        assert (answer.status_code, answer.json()) == (
+            201,
+            {"id": "orders/1", "added": True, "answer": "added"},
+        )
         assert answer.headers["location"] == "/v1/jobs/orders%2F1"
         job = (await its.get(answer.headers["location"])).json()
     assert job["arguments"] == {"order": BIG, "note": "grüße"}
@@ -67,7 +70,10 @@ async def test_an_id_that_is_taken_adds_nothing(tmp_path: Path) -> None:
         again = await its.post(
             "/v1/jobs", {"task": "pack", "arguments": {"order": 2}, "id": "order-1"}
         )
-        assert (again.status_code, again.json()) == (200, {"id": "order-1", "added": False})
+        assert (again.status_code, again.json()) == (
+            200,
+            {"id": "order-1", "added": False, "answer": "kept"},
+        )
         assert (await its.get("/v1/jobs/order-1")).json()["arguments"] == {"order": 1}
 
 
@@ -399,3 +405,49 @@ async def test_a_server_for_a_store_alone_takes_any_task(tmp_path: Path) -> None
             assert put.status_code == 201
             bad = await its.post("/v1/jobs", {"task": "no good name"})
             assert "task name" in problem(bad, 422, "invalid")
+
+
+# --- Identity and moves
+
+
+async def test_a_job_replaces_the_one_that_has_its_id_once_per_request(tmp_path: Path) -> None:
+    async with served(shop(tmp_path)) as its:
+        await its.add(id="a", delay="1h")
+        form = {"task": "pack", "id": "a", "delay": "2h", "if_exists": "replace"}
+        first = form | {"arguments": {"order": 7}, "request": "r1"}
+        answer = await its.post("/v1/jobs", first)
+        assert answer.status_code == 200
+        assert answer.json() == {"id": "a", "added": False, "answer": "replaced"}
+        await its.post("/v1/jobs", form | {"arguments": {"order": 8}, "request": "r2"})
+        assert (await its.post("/v1/jobs", first)).json()["answer"] == "replaced"
+        assert (await its.get("/v1/jobs/a")).json()["arguments"]["order"] == 8
+        batch = {"jobs": [first | {"request": "r3"}, {"task": "pack", "arguments": {"order": 1}}]}
+        answers = (await its.post("/v1/jobs/batch", batch)).json()
+        assert [each["answer"] for each in answers["results"]] == ["replaced", "added"]
+        assert answers["added"] == 1
+
+
+async def test_if_exists_needs_an_id_and_excludes_a_key(tmp_path: Path) -> None:
+    async with served(shop(tmp_path)) as its:
+        form = {"task": "pack", "arguments": {"order": 1}, "if_exists": "replace"}
+        assert "needs an id" in problem(await its.post("/v1/jobs", form), 422, "invalid")
+        key = {"Idempotency-Key": "k"}
+        both = await its.post("/v1/jobs", form | {"id": "a"}, headers=key)
+        assert "not both" in problem(both, 422, "invalid")
+
+
+async def test_jobs_move_one_or_many(tmp_path: Path) -> None:
+    async with stocked(tmp_path) as (its, ids):
+        path = f"/v1/jobs/{ids['waiting']}"
+        before = datetime.fromisoformat((await its.get(path)).json()["due"])
+        moved = await its.post(f"{path}/move", {"queue": "slow", "priority": "low"})
+        assert (moved.status_code, moved.json()["outcome"]) == (200, "moved")
+        body = {"filter": {"queue": "slow"}, "to": {"later": "2h"}}
+        assert (await its.post("/v1/jobs/move", body)).json()["changed"] == 1
+        job = (await its.get(path)).json()
+        assert datetime.fromisoformat(job["due"]) - before == timedelta(hours=2)
+        assert (job["queue"], job["priority"]) == ("slow", "low")
+        late = await its.post(f"/v1/jobs/{ids['done']}/move", {"delay": 0})
+        assert "too late" in problem(late, 409, "conflict")
+        for wrong in ({}, {"delay": 1, "later": 1}):
+            problem(await its.post(f"{path}/move", wrong), 422, "invalid")

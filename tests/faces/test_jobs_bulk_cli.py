@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_a_job_is_added_with_all_that_may_be_chosen(cli: Cli) -> None:
     argument = '{"order_id": 1, "at": "2029-01-01T00:00:00Z"}'
     said = cli("jobs", "add", "cancel_order", argument, *options, "-o", "json")
     assert said == Said(0, said.out, "")
-    assert said.json == {"id": "one", "added": True}
+    assert said.json == {"id": "one", "added": True, "answer": "added"}
     shown = job(cli, "one")
     assert (shown["due"], shown["queue"], shown["priority"]) == (
         "2030-01-01T12:00:00.000Z",
@@ -92,7 +93,11 @@ def test_a_taken_id_adds_nothing_and_is_a_conflict(cli: Cli) -> None:
     said = cli(*add, '{"order_id": 2}')
     assert (said.code, said.out) == (4, "one\n")
     assert said.err == "nothing was added: a job with this id exists\n"
-    assert cli(*add, '{"order_id": 2}', "-o", "json").json == {"id": "one", "added": False}
+    assert cli(*add, '{"order_id": 2}', "-o", "json").json == {
+        "id": "one",
+        "added": False,
+        "answer": "kept",
+    }
     assert job(cli, "one")["arguments"] == {"order_id": 1}
 
 
@@ -477,3 +482,48 @@ def test_the_tasks_of_an_app(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     assert second["schedules"] == [
         {"name": "reports.daily", "explained": "At 02:00 every day (Asia/Taipei)"}
     ]
+
+
+# --- Identity and moves
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_job_replaces_the_one_that_has_its_id(cli: Cli) -> None:
+    add = ("jobs", "add", "cancel_order", "--id", "one", "--delay", "1h")
+    cli(*add, '{"order_id": 1}')
+    said = cli(*add, '{"order_id": 2}', "--if-exists", "replace", "-o", "json")
+    assert (said.code, said.json["answer"]) == (0, "replaced")
+    assert job(cli, "one")["arguments"] == {"order_id": 2}
+    kept = cli(*add, '{"order_id": 3}', "--if-exists", "renew")
+    assert kept.code == 4 and "nothing was added" in kept.err
+    assert "needs an id" in one_error(
+        cli("jobs", "add", "cancel_order", '{"order_id": 1}', "--if-exists", "renew")
+    )
+
+
+@pytest.mark.usefixtures("shop")
+def test_jobs_move_by_id_and_by_filter(cli: Cli) -> None:
+    for n in ("1", "2"):
+        order = '{"order_id": ' + n + "}"
+        cli("jobs", "add", "cancel_order", order, "--id", n, "--delay", "1h")
+    before = datetime.fromisoformat(str(job(cli, "1")["due"]))
+    said = cli("jobs", "move", "1", "--to-queue", "slow", "--priority", "low")
+    assert (said.code, "moved" in said.out) == (0, True)
+    assert (job(cli, "1")["queue"], job(cli, "1")["priority"]) == ("slow", "low")
+    said = cli("jobs", "move", "--queue", "slow", "--later", "2h", "--yes")
+    assert said.out == "moved: 1 job\n"
+    assert datetime.fromisoformat(str(job(cli, "1")["due"])) - before == timedelta(hours=2)
+    assert cli("jobs", "move", "--queue", "slow", "--sooner", "30m", "--yes").code == 0
+    assert datetime.fromisoformat(str(job(cli, "1")["due"])) - before == timedelta(minutes=90)
+    assert job(cli, "2")["queue"] == "orders"
+    cli("jobs", "cancel", "2")
+    late = cli("jobs", "move", "2", "--delay", "1h", "-o", "json")
+    assert (late.code, late.json["jobs"][0]["outcome"]) == (4, "too_late")
+    assert cli("jobs", "move", "none", "--delay", "1h").code == 3
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_move_that_says_too_little_or_too_much_is_refused(cli: Cli) -> None:
+    assert "move them where?" in one_error(cli("jobs", "move", "1"))
+    assert "use one of" in one_error(cli("jobs", "move", "1", "--delay", "1h", "--later", "1h"))
+    assert "which jobs?" in one_error(cli("jobs", "move", "--delay", "1h"))

@@ -159,7 +159,7 @@ async def cancelled(h: NatsHarness, _: None, answer: CancelOutcome, failed: int)
 
 async def asked(h: NatsHarness, held: Job, answer: CancelOutcome, failed: int) -> None:
     assert answer is CancelOutcome.REQUESTED
-    assert await h.store.cancel_requests("ann", now_ms=h.now, until_ms=h.now) == ["job"]
+    assert await h.store.asked("ann", now_ms=h.now, until_ms=h.now) == {"job": "stop"}
     assert await h.settle(h.retry(held))
     assert await h.counts() == {"cancelled": 1}
 

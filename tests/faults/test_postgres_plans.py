@@ -211,7 +211,7 @@ STEPS: dict[str, Step] = {
     "prune nothing": lambda trial: trial.store.prune(ENDED, before_ms=1, limit=100),
     "wait": lambda trial: trial.store._run(next_claimable_ms, QUEUES, KNOWING, 1000),
     "parked": lambda trial: trial.store.parked(),
-    "asked": lambda trial: trial.store.cancel_requests("w", now_ms=NOW, until_ms=NOW),
+    "asked": lambda trial: trial.store.asked("w", now_ms=NOW, until_ms=NOW),
     "fire": _fire,
     "records": _records,
     "get": lambda trial: trial.store.get(IDS),

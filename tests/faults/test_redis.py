@@ -275,7 +275,7 @@ async def test_a_wait_can_be_given_up_at_any_moment(server: RedisServer) -> None
     for turns in range(50):
         async with opened(server.url) as store:
             for hint in (
-                store.cancel_requests("ann", now_ms=NOW, until_ms=NOW + 600_000),
+                store.asked("ann", now_ms=NOW, until_ms=NOW + 600_000),
                 store.wait(["default"], now_ms=NOW, until_ms=NOW + 600_000),
             ):
                 waiting: asyncio.Task[object] = asyncio.create_task(hint)
@@ -437,13 +437,11 @@ async def test_notifications_alone_tell_of_a_cancel(server: RedisServer) -> None
     async with opened(server.url) as store, opened(server.url) as other:
         await store.add([job()])
         await claim(store)
-        asking = asyncio.create_task(
-            store.cancel_requests("ann", now_ms=NOW, until_ms=NOW + 600_000)
-        )
+        asking = asyncio.create_task(store.asked("ann", now_ms=NOW, until_ms=NOW + 600_000))
         await asyncio.sleep(0.2)
         await other.cancel(["job"], now_ms=NOW)
         async with asyncio.timeout(SOON_S):
-            assert await asking == ["job"]
+            assert await asking == {"job": "stop"}
 
 
 @pytest.mark.usefixtures("no_poll")
@@ -490,14 +488,12 @@ async def test_a_cancel_is_told_although_the_connection_was_killed(server: Redis
     async with opened(server.url) as store, opened(server.url) as other:
         await store.add([job()])
         await claim(store)
-        asking = asyncio.create_task(
-            store.cancel_requests("ann", now_ms=NOW, until_ms=NOW + 60_000)
-        )
+        asking = asyncio.create_task(store.asked("ann", now_ms=NOW, until_ms=NOW + 60_000))
         await asyncio.sleep(0.1)
         assert server.command("CLIENT", "KILL", "TYPE", "pubsub").startswith(b":1")
         await other.cancel(["job"], now_ms=NOW)
         async with asyncio.timeout(SOON_S):
-            assert await asking == ["job"]
+            assert await asking == {"job": "stop"}
 
 
 async def test_after_a_restart_waits_are_notified_again(server: RedisServer) -> None:
@@ -577,7 +573,7 @@ async def test_a_full_server_refuses_jobs_whole_and_goes_on_with_those_it_has(
         assert None not in await store.extend([a, b], now_ms=NOW, lease_ms=LEASE)
         asked = [CancelOutcome.REQUESTED, CancelOutcome.CANCELLED]
         assert await store.cancel(["b", "c"], now_ms=NOW) == asked
-        assert await store.cancel_requests("ann", now_ms=NOW, until_ms=NOW) == ["b"]
+        assert await store.asked("ann", now_ms=NOW, until_ms=NOW) == {"b": "stop"}
         again = life.retry(b, due_ms=NOW, error="boom", ended_ms=NOW)
         assert await store.settle([done(a), again], now_ms=NOW) == [True, True]
         assert await store.rerun(["b"], now_ms=NOW) == [True]
@@ -706,7 +702,7 @@ async def a_whole_life(store: Store) -> None:
         CancelOutcome.REQUESTED,
         CancelOutcome.CANCELLED,
     ]
-    assert await store.cancel_requests("ann", now_ms=NOW, until_ms=NOW) == ["b"]
+    assert await store.asked("ann", now_ms=NOW, until_ms=NOW) == {"b": "stop"}
     again = life.release(b, ended_ms=NOW)
     assert await store.settle([done(a), again], now_ms=NOW) == [True, True]
     assert await store.rerun(["b"], now_ms=NOW) == [True]
@@ -818,7 +814,7 @@ async def test_every_step_names_all_keys_that_it_touches(server: RedisServer) ->
         both = ["one", "two"]
         assert await store.cancel(["one 1"], now_ms=late) == [CancelOutcome.CANCELLED]
         assert len(await store.claim(both, worker="cid", limit=9, now_ms=late, lease_ms=1)) == 3
-        assert await store.cancel_requests("bob", now_ms=NOW, until_ms=NOW) == []
+        assert await store.asked("bob", now_ms=NOW, until_ms=NOW) == {}
         await store.beat(worker("bob"))
         assert await store.rerun(["one 0", "two 0", "one 1"], now_ms=late) == [True] * 3
         assert await store.cancel(["one 0", "two 0"], now_ms=late)

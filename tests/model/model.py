@@ -15,6 +15,36 @@ UNSTARTED = {"lost", "release", "park", "expire"}
 
 
 @dataclass
+class Shift:
+    """Where a job is to move; None leaves that as it is."""
+
+    due: int | None = None
+    priority: int | None = None
+    queue: str | None = None
+
+
+@dataclass
+class Wish:
+    """A job as a caller asks for it."""
+
+    queue: str
+    priority: int
+    due: int
+    task: str = "task"
+    meta: dict[str, str] | None = None
+    expires: int | None = None
+
+    def shifted(self, to: Shift) -> Wish:
+        due = self.due if to.due is None else to.due
+        expires = self.expires
+        if expires is not None and expires <= due:
+            expires = due + max(expires - self.due, 1)
+        queue = self.queue if to.queue is None else to.queue
+        priority = self.priority if to.priority is None else to.priority
+        return Wish(queue, priority, due, self.task, self.meta, expires)
+
+
+@dataclass
 class Record:
     """A job as the model sees it."""
 
@@ -38,6 +68,51 @@ class Record:
     traceback: str | None = None
     result: str | None = None
     runs: list[tuple[int, str, str, int]] = field(default_factory=list)
+    # What it becomes once its run has ended, or how it moves if that never starts.
+    next: Wish | None = None
+    move: Shift | None = None
+    # The last requests that changed it, with their answers.
+    asks: list[tuple[int, str]] = field(default_factory=list)
+
+    def remember(self, number: int, answer: str) -> str:
+        self.asks = [*self.asks, (number, answer)][-8:]
+        return answer
+
+    def become(self, wish: Wish) -> None:
+        self.queue, self.priority, self.due = wish.queue, wish.priority, wish.due
+        self.task, self.meta, self.expires = wish.task, wish.meta, wish.expires
+        self.state, self.parked, self.failures, self.takeovers = "waiting", False, 0, 0
+        self.lease = self.progress = self.ended = None
+        self.error = self.traceback = self.result = None
+        self.cancel_requested = False
+        self.decide("moved")
+
+    def shift(self, to: Shift) -> None:
+        wish = Wish(self.queue, self.priority, self.due, self.task, self.meta, self.expires)
+        wish = wish.shifted(to)
+        self.queue, self.priority, self.due = wish.queue, wish.priority, wish.due
+        self.expires, self.parked = wish.expires, False
+
+    def decide(self, answer: str) -> None:
+        """Nothing is pending any more."""
+        self.next = self.move = None
+        self.asks = [(n, answer if was == "requested" else was) for n, was in self.asks]
+
+    def take_back(self) -> None:
+        """Lost with something pending, and nobody had asked it to stop since."""
+        self.note_lost()
+        wish, to = self.next, self.move
+        if wish is not None:
+            self.become(wish)
+        elif to is not None:
+            self.state, self.lease, self.progress = "waiting", None, None
+            self.takeovers += 1
+            self.shift(to)
+            self.decide("moved")
+
+    @property
+    def pending(self) -> bool:
+        return self.next is not None or self.move is not None
 
     def note(self, run: tuple[int, str, str, int]) -> None:
         # In the model, jobs that are lost, released, parked or expired never started. Of several in
@@ -61,6 +136,7 @@ class Record:
     def end(self, state: str, now: int) -> None:
         self.state, self.ended, self.lease, self.cancel_requested = state, now, None, False
         self.parked = False
+        self.decide("too late")
 
     def view(self) -> dict[str, Any]:
         return asdict(self)
@@ -115,24 +191,85 @@ class Model:
             if job.queue in queues
             and job.queue not in self.paused
             and not job.cancel_requested
+            and not job.pending
             and (not job.parked or job.task in tasks)
             and (job.lost(now) or (job.state == "waiting" and job.due <= now + ahead))
         }
 
     def abandoned(self, queues: Sequence[str], now: int) -> set[str]:
-        """Asked to stop and then lost: CANCELLED as soon as a claim comes across them."""
+        """Asked to stop and then lost: CANCELLED as soon as a claim comes across them. Or they were
+        replaced or moved: then they wait as such."""
         return {
             id
             for id, job in self.jobs.items()
             if job.queue in queues
             and job.queue not in self.paused
-            and job.cancel_requested
+            and (job.cancel_requested or job.pending)
             and job.lost(now)
         }
 
-    def abandon(self, id: str, ended: int) -> None:
-        self.jobs[id].note_lost()
-        self.jobs[id].end("cancelled", ended)
+    def abandon(self, id: str, ended: int | None) -> None:
+        """`ended` is when it was cancelled, if it was."""
+        if ended is None:
+            self.jobs[id].take_back()
+        else:
+            self.jobs[id].note_lost()
+            self.jobs[id].end("cancelled", ended)
+
+    # --- Identity and moves
+
+    def put(self, id: str, number: int, wish: Wish, how: str, now: int) -> str:
+        job = self.jobs.get(id)
+        if job is None:
+            job = self.jobs[id] = Record(**vars(wish))
+            return job.remember(number, "added")
+        known = dict(job.asks)
+        if number in known:
+            return known[number]
+        if job.state in ENDED and how != "keep":
+            job.become(wish)
+            return job.remember(number, "added")
+        if how != "replace":
+            return "kept"
+        if job.held(now):
+            job.next, job.move = wish, None
+            return job.remember(number, "follows")
+        if job.state == "running":
+            job.note_lost()
+            job.decide("too late")
+        job.become(wish)
+        return job.remember(number, "replaced")
+
+    def move(self, id: str, number: int, to: Shift, now: int) -> str:
+        job = self.jobs.get(id)
+        if job is None:
+            return "unknown"
+        known = dict(job.asks)
+        if number in known:
+            return known[number]
+        if job.held(now):
+            if job.next is not None:
+                job.next = job.next.shifted(to)
+                return job.remember(number, "moved")
+            if job.cancel_requested:
+                return "too late"
+            first = job.move or Shift()
+            job.move = Shift(
+                first.due if to.due is None else to.due,
+                first.priority if to.priority is None else to.priority,
+                first.queue if to.queue is None else to.queue,
+            )
+            return job.remember(number, "requested")
+        if job.state in ENDED or (job.cancel_requested and job.next is None):
+            return "too late"
+        if job.pending:
+            job.take_back()
+        elif job.state == "running":
+            job.note_lost()
+            job.state, job.lease, job.progress = "waiting", None, None
+            job.takeovers += 1
+        job.shift(to)
+        return job.remember(number, "moved")
 
     def claim(self, id: str, worker: str, now: int, lease: int) -> Claim:
         job = self.jobs[id]
@@ -182,12 +319,21 @@ class Model:
         job.due, job.error, job.traceback, job.result = due, error, traceback, result
         job.progress = progress
         job.failures += kind in ("retry", "dead")
+        wish, to = job.next, job.move
+        if wish is not None:
+            job.become(wish)
+            return True
         if kind in (*ENDED, "expire"):
             job.end("cancelled" if kind == "expire" else kind, now)
         elif job.cancel_requested:
             job.end("cancelled", now)
         else:
             job.state, job.lease, job.parked = "waiting", None, kind == "park"
+            if to is not None and kind in ("release", "park"):
+                job.shift(to)
+                job.decide("moved")
+            else:
+                job.decide("too late")
         return True
 
     def cancel(self, id: str, now: int) -> str:
@@ -198,6 +344,7 @@ class Model:
             return "too late"
         if job.held(now):
             job.cancel_requested = True
+            job.decide("too late")
             return "requested"
         if job.state == "running":
             job.note_lost()

@@ -23,9 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from model import Claim, Model, Record
+from model import Claim, Model, Record, Shift, Wish
 from stores import KNOWN, SealedHarness, StillNatsHarness
-from tickwheel.job import Job, Outcome, Progress, Settlement, State
+from tickwheel.changes import IfExists, Put
+from tickwheel.job import Changes, Job, Move, Outcome, Progress, Settlement, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Query
 from tickwheel.trust import new_key, trust_of
@@ -93,9 +94,23 @@ def part_of(job: Job) -> float | None:
     return None if job.progress is None else job.progress.part
 
 
+def wish_of(job: Job | None) -> Wish | None:
+    if job is None:
+        return None
+    return Wish(job.queue, job.priority, job.due_ms, job.task, job.meta, job.expires_ms)
+
+
+def shift_of(move: Move | None) -> Shift | None:
+    return None if move is None else Shift(move.due_ms, move.priority, move.queue)
+
+
 def seen(job: Job) -> dict[str, Any]:
     """A store's job in the model's words."""
+    changes = job.changes or Changes()
     return Record(
+        next=wish_of(changes.next),
+        move=shift_of(changes.move),
+        asks=[(each.number, each.answer) for each in changes.requests],
         queue=job.queue,
         priority=job.priority,
         due=job.due_ms,
@@ -134,6 +149,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.calls = 0
         self.call: tuple[str, Sequence[str], list[Hand]] = ("", (), [])
         self.sent: list[Sent] = []
+        # Requests that were sent, and may be sent again.
+        self.asks: list[Put | Move] = []
         self.reads: list[tuple[Schedule, int]] = []
         self.folder = tempfile.mkdtemp(prefix="tickwheel-model-")
         self.runner = asyncio.Runner()
@@ -218,6 +235,12 @@ class StoreMachine(RuleBasedStateMachine):
         )
         ids = [job.id for job in jobs]
 
+        # A store may hand out what it has just found abandoned, as what it was replaced by.
+        for id in abandoned & set(ids):
+            assert self.model.jobs[id].pending
+            self.model.abandon(id, None)
+            claimable.add(id)
+        abandoned -= set(ids)
         assert len(set(ids)) == len(ids) <= limit
         assert set(ids) <= claimable
         # A store may spend its limit on jobs that it finds abandoned, but on nothing else.
@@ -240,7 +263,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.call[2].append(hand)
         if limit >= len(ids) + len(abandoned) > 0:
             found = self.run(self.h.store.get(sorted(abandoned)))
-            assert all(job is not None and job.state is State.CANCELLED for job in found)
+            for each in found:
+                assert each is not None
+                pending = self.model.jobs[each.id].pending
+                assert each.state is (State.WAITING if pending else State.CANCELLED)
 
     def parked_at_once(self, job: Job, claim: Claim) -> None:
         """A store may park a job of another task in the step that claims it."""
@@ -339,6 +365,75 @@ class StoreMachine(RuleBasedStateMachine):
         )
         answer = self.run(self.h.settle(settlement))
         assert expected is None or answer == expected
+
+    @rule(
+        id=st.sampled_from(IDS),
+        queue=st.sampled_from(QUEUES),
+        priority=st.integers(0, 2),
+        delay=delays,
+        task=st.sampled_from(TASKS),
+        meta=st.sampled_from(METAS),
+        expires=st.booleans(),
+        how=st.sampled_from([IfExists.REPLACE, IfExists.REPLACE, IfExists.RENEW, IfExists.KEEP]),
+    )
+    def put(
+        self,
+        id: str,
+        queue: str,
+        priority: int,
+        delay: int,
+        task: str,
+        meta: dict[str, str] | None,
+        expires: bool,
+        how: IfExists,
+    ) -> None:
+        more: Any = {"task": task, "meta": meta, "expires_ms": EXPIRES_MS if expires else None}
+        job = self.h.job(id, queue=queue, priority=priority, delay_ms=delay * self.unit, **more)
+        self.ask(Put(job=job, if_exists=how, request=len(self.asks) + 1))
+
+    @rule(
+        id=st.sampled_from(IDS),
+        queue=st.none() | st.sampled_from(QUEUES),
+        priority=st.none() | st.integers(0, 2),
+        delay=st.none() | delays,
+    )
+    def move(self, id: str, queue: str | None, priority: int | None, delay: int | None) -> None:
+        due_ms = None if delay is None else self.h.now + delay * self.unit
+        request = len(self.asks) + 1
+        self.ask(Move(id=id, request=request, queue=queue, priority=priority, due_ms=due_ms))
+
+    @precondition(lambda self: self.asks)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        self.ask(data.draw(st.sampled_from(self.asks[-REMEMBERED:])), again=True)
+
+    @precondition(lambda self: self.held_of_call())
+    @rule(delay=delays, kind=st.sampled_from(KINDS))
+    def replace_what_runs(self, delay: int, kind: Outcome) -> None:
+        """And settle it: so that something follows."""
+        for hand in self.held_of_call():
+            self.put(
+                hand.first.id, QUEUES[1], 2, delay, TASKS[1], METAS[2], False, IfExists.REPLACE
+            )
+            settlement = self.h.settlement(kind, hand.last, traceback="at x")
+            self.send(Sent(hand, settlement))
+
+    def ask(self, ask: Put | Move, *, again: bool = False) -> None:
+        now = self.h.now
+        if not again:
+            self.asks.append(ask)
+        if isinstance(ask, Put):
+            wish = wish_of(ask.job)
+            assert wish is not None
+            how = ask.if_exists.value
+            expected = self.model.put(ask.job.id, ask.request, wish, how, now)
+            assert self.run(self.h.store.put([ask], now_ms=now)) == [expected]
+        else:
+            to = shift_of(ask)
+            assert to is not None
+            expected = self.model.move(ask.id, ask.request, to, now)
+            assert self.run(self.h.store.move([ask], now_ms=now)) == [expected]
+        self.run(self.h.changed())
 
     @precondition(lambda self: self.model.jobs)
     @rule(ids=id_lists)
@@ -515,10 +610,12 @@ class StoreMachine(RuleBasedStateMachine):
             if job is None or record is None:
                 continue
             # When a store comes across an abandoned job is its own affair.
-            if job.state is State.CANCELLED and record.cancel_requested and record.lost(self.h.now):
-                assert record.lease is not None and job.ended_ms is not None
-                assert record.lease <= job.ended_ms <= self.h.now
-                self.model.abandon(id, job.ended_ms)
+            if record.lost(self.h.now) and (record.pending or record.cancel_requested):
+                if job.state is State.CANCELLED and not record.pending:
+                    assert record.lease is not None and job.ended_ms is not None
+                    assert record.lease <= job.ended_ms <= self.h.now
+                if job.state is not State.RUNNING:
+                    self.model.abandon(id, job.ended_ms)
             assert seen(job) == record.view()
         self.every_count_is_exact()
 

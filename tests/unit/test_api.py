@@ -265,7 +265,7 @@ def test_a_loop_that_was_closed_while_it_waited_does_not_disturb_the_others(
         store = (await app.client()).store
         waits = (
             store.wait(["default"], now_ms=0, until_ms=60_000),
-            store.cancel_requests("worker", now_ms=0, until_ms=60_000),
+            store.asked("worker", now_ms=0, until_ms=60_000),
         )
         tasks = [loop.create_task(wait) for wait in waits]
         # Calls that begin later have their answers: these wait by now.
@@ -286,7 +286,7 @@ async def test_a_wait_may_be_collected_as_garbage_in_the_middle_of_a_step() -> N
     store = MemoryStore()
     waits = [
         store.wait(["default"], now_ms=0, until_ms=60_000),
-        store.cancel_requests("worker", now_ms=0, until_ms=60_000),
+        store.asked("worker", now_ms=0, until_ms=60_000),
     ]
     for wait in waits:
         wait.send(None)

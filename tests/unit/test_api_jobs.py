@@ -142,9 +142,9 @@ async def test_the_handle_of_a_taken_id_says_that_nothing_was_added(app: App) ->
     assert repr(first) == "<job a>"
     await first.cancel()
     again = await task.using(id="a").enqueue(2)
-    assert (repr(again), again.added) == ("<job a added=False>", False)
+    assert (repr(again), again.added) == ("<job a kept>", False)
     [many] = await app.enqueue_many([task.using(id="a").job(3)])
-    assert repr(many) == "<job a added=False>"
+    assert repr(many) == "<job a kept>"
     info = await again.info()
     assert (info.state, info.arguments) == (State.CANCELLED, {"a": 1})
 

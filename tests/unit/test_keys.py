@@ -43,13 +43,13 @@ class HandClock:
 class CountingStore(MemoryStore):
     """Counts reads of records, and fails when told to."""
 
-    asked = 0
+    reads = 0
     down = False
 
     async def get_records(self, kind: str, names: Sequence[str]) -> list[str | None]:
         if self.down:
             raise StoreUnavailable("down")
-        self.asked += 1
+        self.reads += 1
         return await super().get_records(kind, names)
 
 
@@ -215,11 +215,11 @@ async def test_many_checks_ask_the_store_once_in_a_while(place: Place) -> None:
     made, text = await place.keys.create("ci", [Scope.READ])
     for _ in range(100):
         assert await place.keys.check(text) == made
-    assert place.store.asked == 1
+    assert place.store.reads == 1
     place.clock.move(2)
     found = await asyncio.gather(*(place.keys.check(text) for _ in range(100)))
     assert found == [made] * 100
-    assert place.store.asked <= 3
+    assert place.store.reads <= 3
 
 
 async def test_unknown_keys_are_remembered_too_and_not_too_many(
@@ -230,10 +230,10 @@ async def test_unknown_keys_are_remembered_too_and_not_too_many(
     for text in unknown:
         assert await place.keys.check(text) is None
     assert len(place.keys._records._seen) == 10
-    asked = place.store.asked
+    asked = place.store.reads
     for text in unknown[-10:]:
         assert await place.keys.check(text) is None
-    assert place.store.asked == asked
+    assert place.store.reads == asked
 
 
 async def test_a_store_that_is_down_is_told_to_the_caller(place: Place) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from tickwheel.store import Ask
 from tickwheel.stores.waiting import CALM_AFTER, CALM_S, SPREAD_MS, Waiters, slack_of
 from tickwheel.testing import run_virtual
 
@@ -135,19 +136,22 @@ async def test_a_store_that_may_miss_something_looks_by_itself(_: Waiters) -> No
 
 @in_virtual_time
 async def test_what_is_found_is_returned(waiters: Waiters) -> None:
-    found: list[str] = []
+    found: dict[str, Ask] = {}
 
-    async def find() -> list[str]:
+    async def find() -> dict[str, Ask]:
         return found
 
     def cancel() -> None:
-        found.append("job")
+        found["job"] = Ask.STOP
         waiters.notify("a")
 
-    until_ms = NOW + MINUTE
-    assert await waiters.until_found("a", find, now_ms=NOW, until_ms=until_ms) == []
+    times = {"now_ms": NOW, "until_ms": NOW + MINUTE}
+    assert await waiters.until_found("a", find, known={}, **times) == {}
     asyncio.get_running_loop().call_later(1, cancel)
-    assert await waiters.until_found("a", find, now_ms=NOW, until_ms=until_ms) == ["job"]
+    assert await waiters.until_found("a", find, known={}, **times) == {"job": Ask.STOP}
+    before = asyncio.get_running_loop().time()
+    assert await waiters.until_found("a", find, known=dict(found), **times) == found
+    assert asyncio.get_running_loop().time() - before >= MINUTE / 1000
 
 
 @in_virtual_time

@@ -1,13 +1,16 @@
-"""`tickwheel jobs`: list, show, add, cancel, rerun and delete jobs."""
+"""`tickwheel jobs`: list, show, add, cancel, move, rerun and delete jobs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tickwheel.changes import IfExists
+from tickwheel.checks import checked_name
 from tickwheel.cli.bulk import Action, act_on_ids, act_on_matching, list_jobs
 from tickwheel.cli.load_app import ask, ask_app, named_app, refuse_memory
 from tickwheel.cli.options import Noun, Where, argument, common, narrowing, of_app, paging, stacked
@@ -15,13 +18,15 @@ from tickwheel.cli.output import CONFLICT, OK, emit_json, say
 from tickwheel.cli.prefix import whole_id
 from tickwheel.cli.times import since_ms, time_ms
 from tickwheel.cli.views import show_job, show_jobs
+from tickwheel.duration import duration_ms
 from tickwheel.errors import BadArguments, BadConfig, BadTime, UsageError
-from tickwheel.job import Job, Priority, State
+from tickwheel.job import Job, Priority, PutOutcome, State
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
+    from tickwheel.operate.bulk import JobAnswer
 
-jobs = Noun("jobs", help="List, show, add, cancel, rerun and delete jobs.")
+jobs = Noun("jobs", help="List, show, add, cancel, move, rerun and delete jobs.")
 
 UNENDED = (State.WAITING, State.RUNNING)
 ENDED = (State.DONE, State.DEAD, State.CANCELLED)
@@ -110,6 +115,11 @@ def show(id: str, where: Where, as_json: bool) -> None:
 @click.option(
     "--id", metavar="ID", help="Its id; adds nothing if a job has it. Default: a new one."
 )
+@click.option(
+    "--if-exists",
+    type=click.Choice([str(each) for each in IfExists]),
+    help="What happens to a job that has the id. Default: the task's, or keep.",
+)
 @of_app
 def add(
     task: str,
@@ -118,11 +128,12 @@ def add(
     at: str | None,
     app: str | None,
     as_json: bool,
+    if_exists: str | None,
     **more: Any,
 ) -> int:
     """Add a job, and print its id. Needs the app, which checks the arguments.
 
-    Exits with 4 if the id is taken.
+    Exits with 4 if the id is taken, and its job is kept.
     """
     from tickwheel.duration import moment
     from tickwheel.task import Task
@@ -131,18 +142,27 @@ def add(
         raise BadTime("use --delay or --at, not both")
     its_app = named_app(app)
     due = None if at is None else moment(time_ms("--at", at, None))
-    call: Any = Task(its_app._access, its_app.tasks.get(task)).using(delay=delay, at=due, **more)
+    its_task: Any = Task(its_app._access, its_app.tasks.get(task))
     given = _object(arguments)
-    _check(task, lambda: call.job(**given))  # before a store is created
+    # Before a store is created.
+    _check(task, lambda: its_task.using(delay=delay, at=due, **more).job(**given))
     refuse_memory(its_app.url)
+    call = its_task.using(delay=delay, at=due, if_exists=if_exists, **more)
     handle = ask_app(its_app, lambda _: call.enqueue(**given))
     if as_json:
-        emit_json({"id": handle.id, "added": handle.added})
+        emit_json({"id": handle.id, "added": handle.added, "answer": str(handle.answer)})
     else:
         click.echo(handle.id)
     if not handle.added:
-        say("nothing was added: a job with this id exists")
-    return OK if handle.added else CONFLICT
+        say(_NOT_NEW[handle.answer])
+    return CONFLICT if handle.answer is PutOutcome.KEPT else OK
+
+
+_NOT_NEW = {
+    PutOutcome.KEPT: "nothing was added: a job with this id exists",
+    PutOutcome.REPLACED: "replaced: the job that waited with this id",
+    PutOutcome.FOLLOWS: "follows: the job with this id is running, and this one runs after it",
+}
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -204,6 +224,59 @@ def cancel(where: Where, as_json: bool, **chosen: Any) -> int:
 
     action = Action(verb="cancel", past="cancelled", act=cancel_jobs)
     return _take(action, UNENDED, where, as_json, **chosen)
+
+
+@jobs.command()
+@_choosing(UNENDED, "Default: waiting.")
+@click.option("--delay", metavar="DURATION", help="Make them due then, from now: 10m.")
+@click.option("--at", metavar="TIME", help="Make them due then, as an ISO time.")
+@click.option("--later", metavar="DURATION", help="Make each due that much later than it was.")
+@click.option("--sooner", metavar="DURATION", help="Make each due that much sooner than it was.")
+@click.option("--to-queue", metavar="NAME", help="Move them to this queue.")
+@click.option(
+    "--priority",
+    type=click.Choice([each.name.lower() for each in Priority]),
+    help="Give them this priority.",
+)
+@common
+def move(
+    where: Where,
+    as_json: bool,
+    delay: str | None,
+    at: str | None,
+    later: str | None,
+    sooner: str | None,
+    to_queue: str | None,
+    priority: str | None,
+    **chosen: Any,
+) -> int:
+    """Change when jobs are due, their queue or priority: by id, or all that match the options.
+
+    Exits with 4 if one has started or ended.
+    """
+    from tickwheel.operate.bulk import Destination, move_jobs
+
+    times = [each for each in (delay, at, later, sooner) if each is not None]
+    if len(times) > 1:
+        raise BadTime("use one of --delay, --at, --later and --sooner")
+    if not times and to_queue is None and priority is None:
+        raise BadConfig("move them where? Add --delay, --at, --later, --to-queue or --priority")
+    shift = later if sooner is None else sooner
+    to = Destination(
+        due_ms=None if at is None else time_ms("--at", at, None),
+        later_ms=None if shift is None else duration_ms(shift) * (1 if sooner is None else -1),
+        priority=None if priority is None else int(Priority[priority.upper()]),
+        queue=None if to_queue is None else checked_name("queue", to_queue),
+    )
+
+    async def act(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+        there = to
+        if delay is not None:
+            there = replace(to, due_ms=client.clock.now_ms() + duration_ms(delay))
+        return await move_jobs(there)(client, ids)
+
+    action = Action(verb="move", past="moved", act=act)
+    return _take(action, (State.WAITING,), where, as_json, **chosen)
 
 
 @jobs.command()

@@ -1,4 +1,4 @@
-"""A worker's background work: heartbeats, cancel requests, releasing waiting jobs, pruning."""
+"""A worker's background work: heartbeats, what others ask for, releasing waiting jobs, pruning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 
 from tickwheel.clock import StoreClock
 from tickwheel.engine.counts import Counts
@@ -17,11 +18,11 @@ from tickwheel.engine.runs import PATIENCE_MS, Runs
 from tickwheel.engine.scheduler import Scheduler
 from tickwheel.job import State
 from tickwheel.registry import PoolName
-from tickwheel.store import Store, WorkerInfo
+from tickwheel.store import Ask, Store, WorkerInfo
 from tickwheel.stores.waiting import slack_of
 from tickwheel.version import __version__
 
-# A wait for work or cancel requests ends after this long, even if the store's notice got lost.
+# A wait for work or requests ends after this long, even if the store's notice got lost.
 IDLE_MS = 5_000
 # With a long `ahead` so many times the slack of the waits, which look by themselves: whoever chose
 # that wants the store to be asked less often.
@@ -61,6 +62,10 @@ class Chores:
         self._scheduler = scheduler
         self._counts = counts
         self._began_ms = clock.now_ms()
+        # What was asked of held jobs, and has been done about it.
+        self._told: dict[str, tuple[Held, Ask]] = {}
+        # Extends these jobs, which tells the store that they have started.
+        self.tell_start: Callable[[Sequence[Held]], Awaitable[None]] = _nobody
 
     # --- Heartbeats
 
@@ -97,21 +102,47 @@ class Chores:
             counts=None if self._counts is None else self._counts.told(now_ms),
         )
 
-    # --- Cancel requests
+    # --- What others ask for
 
-    async def stop_cancelled(self) -> None:
-        """Stop jobs as soon as a cancel asks for it."""
+    async def heed(self) -> None:
+        """Stop jobs as soon as a cancel asks for it; put back those that were replaced or moved,
+        unless they have started."""
         now_ms = self._clock.now_ms()
-        ids = await self._reconnecting.forever(
-            lambda: self._store.cancel_requests(
-                self._worker, now_ms=now_ms, until_ms=now_ms + idle_ms(self._store)
+        known = self._heeded()
+        asked = await self._reconnecting.forever(
+            lambda: self._store.asked(
+                self._worker, now_ms=now_ms, until_ms=now_ms + idle_ms(self._store), known=known
             )
         )
-        for held in filter(None, map(self._hand.get, ids)):
-            self._runs.stop(held, Stop.CANCEL)
-        if ids:
-            # The request stays until the job is settled: a moment, or as long as a thread takes.
+        new = {id: ask for id, ask in asked.items() if known.get(id) != ask}
+        started: list[Held] = []
+        for held, ask in ((self._hand.get(id), ask) for id, ask in new.items()):
+            if held is None:
+                continue
+            self._told[held.job.id] = held, ask
+            if ask is Ask.STOP:
+                self._runs.stop(held, Stop.CANCEL)
+            elif not self.put_back(held):
+                started.append(held)
+        if started:
+            # So that the store knows: whoever asked is waiting for an answer.
+            await self.tell_start(started)
+        if new.keys() - self._told.keys():
+            # It was claimed, and the answer is on its way here; or it is being settled.
             await asyncio.sleep(0.1)
+
+    def put_back(self, held: Held) -> bool:
+        """Release a job that was replaced or moved, which makes it so; False if it has started, or
+        is being settled."""
+        if not self._runs.waits(held):
+            return False
+        self._runs.stop(held, Stop.RELEASE)
+        return True
+
+    def _heeded(self) -> dict[str, Ask]:
+        """What was asked for and has been done, of jobs that are still held."""
+        self._told = {id: each for id, each in self._told.items() if self._hand.get(id) is each[0]}
+        return {id: ask for id, (_, ask) in self._told.items()}
 
     # --- Release
 
@@ -158,6 +189,10 @@ class Chores:
             pruned = await self._reconnecting.forever(
                 lambda: self._store.prune(states, before_ms=before_ms, limit=PRUNE_BATCH)
             )
+
+
+async def _nobody(_: Sequence[Held]) -> None:
+    pass
 
 
 def _by_turn(held: Held) -> tuple[int, int]:

@@ -53,7 +53,7 @@ _NAMES = {
     Outcome.EXPIRE: "expired",
 }
 # These wait for something to happen: how long they take says nothing about the store.
-WAITS = ("wait", "cancel_requests", "watch_ended")
+WAITS = ("wait", "asked", "watch_ended")
 STEPS = tuple(
     name
     for name, step in vars(Store).items()

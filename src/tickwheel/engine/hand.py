@@ -152,6 +152,14 @@ class Held:
         """About how many bytes writing its end takes."""
         return 0 if self.settlement is None else settlement_bytes(self.settlement)
 
+    def replaced_by(self, job: Job) -> bool:
+        """Whether the job was replaced or moved before it was claimed as this one."""
+        before = self.job
+        if before.changes is None and job.changes is None:
+            return False
+        counts = {0 if each.changes is None else each.changes.count for each in (before, job)}
+        return before.told or len(counts) > 1
+
     @property
     def untold(self) -> bool:
         """Whether it runs, and the store has not heard of its progress yet."""

@@ -53,6 +53,7 @@ class Keeper:
         *,
         lease_ms: int,
         stop: Callable[[Held, Stop], None],
+        put_back: Callable[[Held], object],
     ) -> None:
         self._store = store
         self._hand = hand
@@ -60,6 +61,7 @@ class Keeper:
         self._reconnecting = reconnecting
         self._lease_ms = lease_ms
         self._stop = stop
+        self._put_back = put_back
         self._loop = asyncio.get_running_loop()
         # Set while there is news of progress; and whether that was asked for, by any thread.
         self._news = asyncio.Event()
@@ -119,7 +121,8 @@ class Keeper:
         return [each for each in self._hand if (each.job.lease_until_ms or 0) <= new_ms]
 
     async def extend(self, held: Sequence[Held]) -> None:
-        """Extend held jobs, and stop those that are no longer ours or were cancelled."""
+        """Extend held jobs; stop those that are no longer ours or were cancelled, and put back
+        those that were replaced or moved, unless they have started."""
         held = [each for each in held if each.stop is not Stop.LOST]
         if not held:
             return
@@ -152,6 +155,8 @@ class Keeper:
         held.job = answer
         if answer.cancel_requested:
             self._stop(held, Stop.CANCEL)
+        elif answer.told:
+            self._put_back(held)
 
 
 class Guard:

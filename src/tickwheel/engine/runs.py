@@ -161,9 +161,10 @@ class Runs:
             self._parked(job)
             return
         before = self.hand.get(job.id)
+        if before is not None and before.run is not None and before.replaced_by(job):
+            self.stop(before, Stop.LOST)
         if before is not None and before.run is not None and before.stop is None:
-            # Its lease ran out unnoticed and no other worker took it: the new claim is for the run
-            # that is still going on here.
+            # Its lease ran out unnoticed: the new claim is for the run that still goes on here.
             say(logging.WARNING, job, "its lease ran out, and this worker claimed it again")
             before.job = job
             return
@@ -492,8 +493,7 @@ class Runs:
     def _interrupt(self, held: Held, why: Stop) -> None:
         assert held.run is not None and held.definition is not None
         if held.definition.pool == "thread" and not held.outside:
-            # A thread can't be killed. Its task may check `stopping`; if the slot matters more than
-            # the outcome, the slot is freed without it.
+            # A thread can't be killed. If the slot matters more than the outcome, it is freed.
             if why in (Stop.CANCEL, Stop.RELEASE):
                 return
             say(logging.WARNING, held.job, f"{why}; its thread keeps running")

@@ -147,11 +147,12 @@ class Worker:
         """Work until `stop` is called."""
         keeper = self._keeper()
         self._runs.said = keeper.said
+        self._chores.tell_start = keeper.extend
         loops = [
             keeper.run,
             self._scheduler.run,
             self._suspects.try_next,
-            self._chores.stop_cancelled,
+            self._chores.heed,
             self._chores.release_waiting,
             self._chores.beat,
             self._chores.prune,
@@ -209,6 +210,7 @@ class Worker:
             self._reconnecting,
             lease_ms=self._options.lease_ms,
             stop=self._runs.stop,
+            put_back=self._chores.put_back,
         )
 
     def _guard(self) -> Guard:

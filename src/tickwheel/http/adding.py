@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from tickwheel.changes import IfExists
 from tickwheel.client import Client
 from tickwheel.errors import BadArguments, BadTime, TickwheelError
 from tickwheel.http.body import check_depth, decode
@@ -19,11 +20,12 @@ from tickwheel.http.idempotency import (
     check_same,
     derived_id,
     fingerprint,
+    request_number,
     with_fingerprint,
 )
 from tickwheel.http.problems import Kind, Problem, ProblemDetails, problem_of, store_away
 from tickwheel.http.table import Incoming, Reply, Table
-from tickwheel.job import Job
+from tickwheel.job import Job, PutOutcome
 from tickwheel.masking import CALLBACK_TASK
 from tickwheel.operate.audit import in_words
 from tickwheel.operate.keys import Scope
@@ -37,10 +39,12 @@ REPLAYED = {"Idempotent-Replay": "true"}
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's id, and whether it was added; if not, its id was taken already."""
+    """A job's id, and whether it was added; if not, its id was taken already: `answer` says what
+    became of that job (kept, replaced, follows)."""
 
     id: str
     added: bool
+    answer: str = "added"
 
 
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +52,7 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str | None
     added: bool
+    answer: str | None = None
     problem: ProblemDetails | None = None
 
 
@@ -73,6 +78,8 @@ def new_job(incoming: Incoming, form: NewJob, route: str, index: int | None = No
         raise Problem(Kind.FORBIDDEN, f"the key may not use the queue {queue!r}")
     check_depth(form.arguments)
     check_depth(_request(form).get("body"))
+    if form.if_exists not in (None, "keep") and form.id is None and definition.id_of is None:
+        raise BadArguments("if_exists needs an id, which the job that it is about has")
     id, mark = form.id, None
     if incoming.idempotency_key is not None:
         if id is not None:
@@ -160,18 +167,52 @@ def _expires(given: str | float | None) -> str | float | datetime | None:
 )
 async def add_job(incoming: Incoming) -> Reply:
     """It is durable when this answers. 200 if its id is taken, by whatever job: then nothing was
-    added. With an Idempotency-Key, a repeat has the same answer, and `Idempotent-Replay: true`."""
+    added, unless `if_exists` says otherwise. With an Idempotency-Key, a repeat has the same answer,
+    and `Idempotent-Replay: true`."""
     job = new_job(incoming, incoming.body, JOBS)
     incoming.target, incoming.detail = job.id, job.task
     location = f"{JOBS}/{quote(job.id, safe='')}"
     client = await incoming.service.client()
+    how = _if_exists(incoming, incoming.body)
+    if how is not IfExists.KEEP:
+        answer = await _put(incoming, client, job, how, incoming.body.request)
+        new = answer is PutOutcome.ADDED
+        body = Added(id=job.id, added=new, answer=answer)
+        return Reply(body, 201 if new else 200, location=location)
     if incoming.idempotency_key is None:
         added = await client.add(job)
-        return Reply(Added(id=job.id, added=added), 201 if added else 200, location=location)
+        body = Added(id=job.id, added=added, answer=PutOutcome.ADDED if added else PutOutcome.KEPT)
+        return Reply(body, 201 if added else 200, location=location)
     with _under_way(incoming, job.id):
         new = await _add_once(client, job, fingerprint(incoming.body))
     status, headers = (201, {}) if new else (200, REPLAYED)
     return Reply(Added(id=job.id, added=True), status, headers, location)
+
+
+def _if_exists(incoming: Incoming, form: NewJob) -> IfExists:
+    """What happens to the job that has the id. An Idempotency-Key makes an id of its own."""
+    if incoming.idempotency_key is not None:
+        if form.if_exists is not None or form.request is not None:
+            raise Problem(
+                Kind.INVALID, "give if_exists with a request, or an Idempotency-Key, not both"
+            )
+        return IfExists.KEEP
+    if form.if_exists is not None:
+        return IfExists(form.if_exists)
+    name = CALLBACK_TASK if form.task is None else form.task
+    return incoming.service.definition(name).if_exists
+
+
+async def _put(
+    incoming: Incoming, client: Client, job: Job, how: IfExists, request: str | None
+) -> PutOutcome:
+    """Store it under its id, unless the key may not touch the job that has it."""
+    caller = incoming.caller
+    [found] = await client.store.get([job.id])
+    if found is not None and not caller.may(Scope.ENQUEUE, queue=found.queue, task=found.task):
+        raise Problem(Kind.FORBIDDEN, f"the key may not replace the job {job.id[:80]!r}")
+    number = None if request is None else request_number(caller.id, request)
+    return await client.put(job, how, request=number)
 
 
 @contextmanager
@@ -218,24 +259,52 @@ async def add_jobs(incoming: Incoming) -> Reply:
     """Each job is checked on its own: those that are refused have a problem, the others are added,
     in one step. With an Idempotency-Key, a repeat adds those that are missing."""
     checked = [_checked(incoming, raw, i) for i, raw in enumerate(incoming.body.jobs)]
-    jobs = [each for each in checked if isinstance(each, Job)]
-    incoming.detail = f"{len(jobs)} jobs"
     client = await incoming.service.client()
+    for i, each in enumerate(checked):
+        if isinstance(each, _Replacing):
+            checked[i] = await _put_one(incoming, client, each)
+    jobs = [each for each in checked if isinstance(each, Job)]
+    incoming.detail = f"{len(checked)} jobs"
     added = await client.add_many([jobs]) if jobs else []
     incoming.detail = in_words({}, [job.id for job in jobs], sum(added), len(checked))
     taken = [job for job, new in zip(jobs, added, strict=True) if not new]
     repeated = await _repeated(incoming, client, taken) if incoming.idempotency_key else {}
     answers = (
-        BatchResult(id=job.id, added=True) if new else repeated.get(job.id) or _taken(job)
+        BatchResult(id=job.id, added=True, answer=PutOutcome.ADDED)
+        if new
+        else repeated.get(job.id) or _taken(job)
         for job, new in zip(jobs, added, strict=True)
     )
-    results = [next(answers) if isinstance(each, Job) else each for each in checked]
-    return Reply(BatchAdded(added=sum(added), results=results))
+    results = [
+        each if isinstance(each, BatchResult) else next(answers)
+        for each in checked
+        if not isinstance(each, _Replacing)
+    ]
+    new = sum(added) + sum(isinstance(each, BatchResult) and each.added for each in checked)
+    return Reply(BatchAdded(added=new, results=results))
 
 
-def _checked(incoming: Incoming, raw: msgspec.Raw, index: int) -> Job | BatchResult:
+class _Replacing(msgspec.Struct, frozen=True):
+    """A job of a batch that may replace another."""
+
+    job: Job
+    how: IfExists
+    request: str | None
+
+
+async def _put_one(incoming: Incoming, client: Client, put: _Replacing) -> BatchResult:
     try:
-        return new_job(incoming, decode(bytes(raw), NewJob), BATCH, index)
+        answer = await _put(incoming, client, put.job, put.how, put.request)
+    except Problem as problem:
+        return _refused(incoming, problem, put.job.id)
+    return BatchResult(id=put.job.id, added=answer is PutOutcome.ADDED, answer=answer)
+
+
+def _checked(incoming: Incoming, raw: msgspec.Raw, index: int) -> Job | _Replacing | BatchResult:
+    try:
+        form = decode(bytes(raw), NewJob)
+        job, how = new_job(incoming, form, BATCH, index), _if_exists(incoming, form)
+        return job if how is IfExists.KEEP else _Replacing(job, how, form.request)
     except Problem as problem:
         return _refused(incoming, problem)
     except TickwheelError as error:
@@ -247,7 +316,7 @@ def _refused(incoming: Incoming, problem: Problem, id: str | None = None) -> Bat
 
 
 def _taken(job: Job) -> BatchResult:
-    return BatchResult(id=job.id, added=False)
+    return BatchResult(id=job.id, added=False, answer=PutOutcome.KEPT)
 
 
 async def _repeated(
@@ -259,7 +328,7 @@ async def _repeated(
     for job, found in zip(taken, await client.store.get([job.id for job in taken]), strict=True):
         try:
             check_same(found or job, (job.meta or {})[FINGERPRINT])
-            results[job.id] = BatchResult(id=job.id, added=True)
+            results[job.id] = BatchResult(id=job.id, added=True, answer=PutOutcome.ADDED)
         except Problem as problem:
             results[job.id] = _refused(incoming, problem, job.id)
     return results

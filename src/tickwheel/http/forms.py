@@ -68,8 +68,13 @@ class NewJob(_Form):
 
     delay: DurationText | None = None
     at: TimeText | None = None
-    # Adds nothing if a job has it.
+    # Adds nothing if a job has it, unless `if_exists` says otherwise.
     id: Id | None = None
+    # What happens to the job that has the id. `renew`: it makes way if it has ended. `replace`: it
+    # makes way; if it runs, once it has ended.
+    if_exists: Literal["keep", "renew", "replace"] | None = None
+    # With `if_exists`: any text that is unique to this request; a repeat then changes nothing more.
+    request: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     queue: Name | None = None
     priority: PriorityName | None = None
     retries: Annotated[int, Meta(ge=0)] | None = None
@@ -196,6 +201,23 @@ class Which(_Form):
     ids: Ids | None = None
     filter: JobFilter | None = None
     limit: Most = 1000
+
+
+class MoveTo(_Form):
+    """Where jobs move; what is not given stays as it is. Of `delay`, `at` and `later`, one."""
+
+    # When they are due, from now; or at this time; or so much later than before.
+    delay: DurationText | None = None
+    at: TimeText | None = None
+    later: DurationText | None = None
+    queue: Name | None = None
+    priority: PriorityName | None = None
+
+
+class WhichMove(Which):
+    """The same, and where they move."""
+
+    to: MoveTo = msgspec.field(default_factory=MoveTo)
 
 
 class WhichDead(_Form):

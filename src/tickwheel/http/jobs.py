@@ -1,4 +1,4 @@
-"""Find jobs, look at them, cancel, rerun and delete them: one, or many."""
+"""Find jobs, look at them, cancel, move, rerun and delete them: one, or many."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ import msgspec
 from tickwheel.checks import ID_LIMIT
 from tickwheel.client import Client
 from tickwheel.duration import duration_ms
-from tickwheel.errors import BadArguments, UsageError
-from tickwheel.http.adding import BATCH_BYTES
+from tickwheel.errors import BadArguments, BadTime, UsageError
+from tickwheel.http.adding import BATCH_BYTES, read_time
 from tickwheel.http.filters import LISTED_MOST, LOOK_S, filtered, listed, visible
-from tickwheel.http.forms import DeadFilter, FindDead, FindJobs, GetJob, JobFilter, Which, WhichDead
+from tickwheel.http.forms import (
+    DeadFilter,
+    FindDead,
+    FindJobs,
+    GetJob,
+    JobFilter,
+    MoveTo,
+    Which,
+    WhichDead,
+    WhichMove,
+)
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.table import Handler, Incoming, Reply, Table
 from tickwheel.job import ENDED, Job, State
+from tickwheel.operate import bulk
 from tickwheel.operate import explain as explaining
 from tickwheel.operate.audit import in_words
 from tickwheel.operate.bulk import (
@@ -31,12 +42,14 @@ from tickwheel.operate.bulk import (
     find_jobs,
     find_page,
     in_batches,
+    move_jobs,
     rerun_dead,
     rerun_jobs,
 )
 from tickwheel.operate.documents import ExplanationDocument, JobDocument, explanation_document
 from tickwheel.operate.facts import facts_of
 from tickwheel.operate.keys import Scope
+from tickwheel.task import checked_move
 
 table = Table()
 
@@ -226,6 +239,36 @@ async def cancel_job(incoming: Incoming) -> Reply:
 
 @table.operation(
     "POST",
+    "/v1/jobs/{id}/move",
+    scope=Scope.OPERATE,
+    summary="Move a job",
+    body=MoveTo,
+    answers={200: JobOutcome},
+    problems=(Kind.CONFLICT,),
+)
+async def move_job(incoming: Incoming) -> Reply:
+    """Change when it is due, its queue or its priority, while it waits. `requested`: a worker has
+    it, is told, and puts it back unless it has started."""
+    client = await incoming.service.client()
+    return await _act(incoming, _moving(incoming, incoming.body, client.clock.now_ms()))
+
+
+def _moving(incoming: Incoming, to: MoveTo, now_ms: int) -> Act:
+    """What moves jobs there; raises if that is unclear, or a queue that the caller may not use."""
+    if sum(each is not None for each in (to.delay, to.at, to.later)) > 1:
+        raise BadTime("give one of delay, at and later")
+    if to == MoveTo():
+        raise BadArguments("move where? Give delay, at, later, queue or priority")
+    if to.queue is not None and not incoming.caller.may(Scope.OPERATE, queue=to.queue):
+        raise Problem(Kind.FORBIDDEN, f"the key may not use the queue {to.queue!r}")
+    at = None if to.at is None else read_time("at", to.at)
+    there = checked_move(to.delay, at, to.priority, to.queue, now_ms, empty=to.later is not None)
+    later_ms = None if to.later is None else duration_ms(to.later)
+    return move_jobs(bulk.Destination(later_ms=later_ms, **there))
+
+
+@table.operation(
+    "POST",
     "/v1/jobs/{id}/rerun",
     scope=Scope.OPERATE,
     summary="Run an ended job again",
@@ -348,6 +391,15 @@ def _bulk(path: str, summary: str, body: type) -> Callable[[Handler], Handler]:
 async def cancel_many(incoming: Incoming) -> Reply:
     """By ids, or by filter: then those that wait or run."""
     return await _act_on_many(incoming, cancel_jobs, UNENDED, default=UNENDED)
+
+
+@_bulk("/v1/jobs/move", "Move many jobs", WhichMove)
+async def move_many(incoming: Incoming) -> Reply:
+    """By ids, or by filter: then those that wait. Repeated by a filter, `later` moves those again
+    that have moved: name the time with `until`."""
+    client = await incoming.service.client()
+    act = _moving(incoming, incoming.body.to, client.clock.now_ms())
+    return await _act_on_many(incoming, act, UNENDED, default=[State.WAITING])
 
 
 @_bulk("/v1/jobs/rerun", "Run many ended jobs again", Which)

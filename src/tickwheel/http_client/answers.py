@@ -25,7 +25,16 @@ from tickwheel.errors import (
     UnknownTask,
 )
 from tickwheel.http_client.requests import ApiRequest, HttpJob
-from tickwheel.job import EXPIRED, CancelOutcome, Priority, Progress, Run, State
+from tickwheel.job import (
+    EXPIRED,
+    CancelOutcome,
+    MoveOutcome,
+    Priority,
+    Progress,
+    PutOutcome,
+    Run,
+    State,
+)
 from tickwheel.operate.documents import (
     JobDocument,
     QueueDocument,
@@ -151,6 +160,8 @@ class AddedReceived(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str | None
     added: bool
+    # An older server doesn't say.
+    answer: PutOutcome | None = None
     problem: ProblemReceived | None = None
 
 
@@ -158,28 +169,30 @@ class _AddedMany(msgspec.Struct, frozen=True, kw_only=True):
     results: list[AddedReceived]
 
 
-def added_one(body: bytes, job: HttpJob) -> bool:
-    return _is_new(job, read(body, AddedReceived))
+def added_one(body: bytes, job: HttpJob) -> PutOutcome:
+    return _answer(job, read(body, AddedReceived))
 
 
 def added_many(
     body: bytes, jobs: Sequence[HttpJob], request: ApiRequest
-) -> list[bool | TickwheelError]:
-    """For each job, whether it is new, or why it was refused."""
+) -> list[PutOutcome | TickwheelError]:
+    """For each job, what became of it, or why it was refused."""
     results = read(body, _AddedMany).results
     if len(results) != len(jobs):
         raise StoreIncompatible(f"{len(results):,} answers for {len(jobs):,} jobs")
     return [
-        _is_new(job, result)
+        _answer(job, result)
         if result.problem is None
         else error_of_problem(result.problem, request)
         for job, result in zip(jobs, results, strict=True)
     ]
 
 
-def _is_new(job: HttpJob, result: AddedReceived) -> bool:
+def _answer(job: HttpJob, result: AddedReceived) -> PutOutcome:
     # An id of our own is taken only by the same job, if the first answer was lost.
-    return result.added or not job.chosen
+    if result.added or not job.chosen:
+        return PutOutcome.ADDED
+    return result.answer or PutOutcome.KEPT
 
 
 class _Jobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +318,13 @@ def outcome_words(body: bytes, ids: Sequence[str]) -> list[str]:
 def cancel_outcome(word: str) -> CancelOutcome:
     try:
         return CancelOutcome(word.replace("_", " "))
+    except ValueError:
+        raise StoreIncompatible(f"the server's answer can't be read: {word!r}") from None
+
+
+def move_outcome(word: str) -> MoveOutcome:
+    try:
+        return MoveOutcome(word.replace("_", " "))
     except ValueError:
         raise StoreIncompatible(f"the server's answer can't be read: {word!r}") from None
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Self, Unpack, overload
 
 from tickwheel.batch import portions
-from tickwheel.checks import checked_id, checked_name, checked_options
+from tickwheel.checks import AnyPriority, checked_id, checked_name, checked_options
 from tickwheel.client import JobInfo, JobPage
 from tickwheel.clock import MS_NS, SystemClock
 from tickwheel.duration import Duration, duration_ms
@@ -32,7 +33,7 @@ from tickwheel.http_client.requests import ApiRequest, HttpJob, WhichMatch
 from tickwheel.http_client.schedules import AsyncHttpSchedules
 from tickwheel.http_client.wire import KeptConnections, base_of, headers_of, tls_context
 from tickwheel.ids import new_id
-from tickwheel.job import CancelOutcome, State
+from tickwheel.job import CancelOutcome, MoveOutcome, PutOutcome, State
 from tickwheel.jobs import StateName
 from tickwheel.operate.documents import TaskDocument
 from tickwheel.operate.stats import Stats
@@ -132,7 +133,7 @@ class AsyncHttpClient:
             request, start = requests.add_many(portion), len(handles) + len(errors)
             results = answers.added_many(await self._ask(request), portion, request)
             for index, (job, result) in enumerate(zip(portion, results, strict=True), start):
-                if isinstance(result, bool):
+                if isinstance(result, PutOutcome):
                     handles[index] = AsyncHttpJobHandle(self._exchange, job.id, result)
                 else:
                     errors[index] = result
@@ -225,6 +226,36 @@ class AsyncHttpClient:
         outcomes = await change(self._exchange, "/v1/jobs/delete", ids)
         found = [each == "deleted" for each in outcomes]
         return found[0] if isinstance(jobs, HttpJobRef) else found
+
+    async def move(
+        self,
+        jobs: HttpJobRef | Iterable[HttpJobRef],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        later: Duration | None = None,
+        queue: str | None = None,
+        priority: AnyPriority | None = None,
+    ) -> MoveOutcome | list[MoveOutcome]:
+        """Change when a job is due, its queue or its priority, or those of several; returns what
+        that achieved, for each. With `later`, each is due that much later than before."""
+        ids = ids_of("move", jobs)
+        to = requests.destination(delay=delay, at=at, later=later, queue=queue, priority=priority)
+        outcomes = await change(self._exchange, "/v1/jobs/move", ids, to=to)
+        found = [answers.move_outcome(each) for each in outcomes]
+        return found[0] if isinstance(jobs, HttpJobRef) else found
+
+    async def move_matching(
+        self,
+        /,
+        *,
+        to: Mapping[str, Any],
+        **which: Unpack[WhichMatch],
+    ) -> BulkOutcome:
+        """Move waiting jobs that match, as for `cancel_matching`; `to` has the options of `move`,
+        as `to={"later": "2h"}`."""
+        there = requests.destination(**to)
+        return await change_matching(self._exchange, "/v1/jobs/move", which, there)
 
     async def cancel_matching(self, /, **which: Unpack[WhichMatch]) -> BulkOutcome:
         """Cancel waiting and running jobs that match `state`, `queue`, `task`, `meta` and `since`,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Unpack
 
 from tickwheel.batch import portions
-from tickwheel.checks import checked_id, checked_options
+from tickwheel.checks import AnyPriority, checked_id, checked_options
 from tickwheel.client import JobInfo, JobPage
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import BadArguments, JobUnknown, ResultTimeout, StoreUnavailable
@@ -14,7 +15,7 @@ from tickwheel.http_client import answers, requests
 from tickwheel.http_client.answers import BulkOutcome
 from tickwheel.http_client.exchange import Exchange
 from tickwheel.http_client.requests import WhichMatch
-from tickwheel.job import CancelOutcome
+from tickwheel.job import CancelOutcome, MoveOutcome, PutOutcome
 from tickwheel.operate.documents import ExplanationDocument, JobDocument
 
 # `result` lets the server wait for so long at once, but no longer than for this part of the time
@@ -29,16 +30,22 @@ LAST_LOOK_S = 1.0
 class AsyncHttpJobHandle:
     """A job as the client's caller holds it: read its state, wait for its result, cancel it."""
 
-    __slots__ = ("_exchange", "added", "id")
+    __slots__ = ("_exchange", "answer", "id")
 
-    def __init__(self, exchange: Exchange, id: str, added: bool = True) -> None:
+    def __init__(self, exchange: Exchange, id: str, answer: PutOutcome = PutOutcome.ADDED) -> None:
         self.id = id
-        # False if the id was already taken: that job belongs to another call.
-        self.added = added
+        # What became of the call: added, kept, replaced or follows.
+        self.answer = answer
         self._exchange = exchange
 
+    @property
+    def added(self) -> bool:
+        """Whether this call has added a job. If not, its id was taken: `answer` says what became of
+        the job that had it."""
+        return self.answer is PutOutcome.ADDED
+
     def __repr__(self) -> str:
-        return f"<job {self.id}>" if self.added else f"<job {self.id} added=False>"
+        return f"<job {self.id}>" if self.added else f"<job {self.id} {self.answer}>"
 
     async def info(self) -> JobInfo:
         """State, due time, attempts, error and history. Raises JobUnknown if it was pruned."""
@@ -91,6 +98,19 @@ class AsyncHttpJobHandle:
         [outcome] = await change(self._exchange, "/v1/jobs/cancel", [self.id])
         return answers.cancel_outcome(outcome)
 
+    async def move(
+        self,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        queue: str | None = None,
+        priority: AnyPriority | None = None,
+    ) -> MoveOutcome:
+        """Change when it is due, its queue or its priority; returns what that achieved."""
+        to = requests.destination(delay=delay, at=at, queue=queue, priority=priority)
+        [outcome] = await change(self._exchange, "/v1/jobs/move", [self.id], to=to)
+        return answers.move_outcome(outcome)
+
     async def rerun(self) -> bool:
         """Run it again now; False if it has not ended or is unknown."""
         [outcome] = await change(self._exchange, "/v1/jobs/rerun", [self.id])
@@ -125,17 +145,20 @@ def ids_of(step: str, jobs: Any) -> list[str]:
     return [checked_id(id) for id in named]
 
 
-async def change(exchange: Exchange, path: str, ids: Sequence[str]) -> list[str]:
+async def change(exchange: Exchange, path: str, ids: Sequence[str], **more: Any) -> list[str]:
     """What became of each, in their order."""
     outcomes: list[str] = []
     for portion in portions(list(ids), most=requests.JOBS_MOST):
-        body = await exchange.ask(requests.change(path, portion))
+        body = await exchange.ask(requests.change(path, portion, **more))
         outcomes += answers.outcome_words(body, portion)
     return outcomes
 
 
-async def change_matching(exchange: Exchange, path: str, which: WhichMatch) -> BulkOutcome:
-    return answers.bulk_outcome(await exchange.ask(requests.change_matching(path, **which)))
+async def change_matching(
+    exchange: Exchange, path: str, which: WhichMatch, to: Mapping[str, Any] | None = None
+) -> BulkOutcome:
+    request = requests.change_matching(path, **which, to=to)
+    return answers.bulk_outcome(await exchange.ask(request))
 
 
 class AsyncHttpDead:

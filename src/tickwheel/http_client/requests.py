@@ -12,11 +12,13 @@ import msgspec
 
 from tickwheel.arguments import MIB, json_of
 from tickwheel.checks import (
+    AnyIfExists,
     AnyPriority,
     checked_id,
     checked_meta,
     checked_name,
     checked_options,
+    if_exists_of,
     priority_of,
 )
 from tickwheel.duration import Duration, due_ms, duration_ms, iso, moment
@@ -95,6 +97,7 @@ class JobOptions(TypedDict, total=False):
     timeout: Duration | None
     expires: Duration | datetime | None
     meta: Mapping[str, str] | None
+    if_exists: AnyIfExists | None
 
 
 class WhichMatch(TypedDict, total=False):
@@ -121,10 +124,13 @@ def job_options(
     timeout: Duration | None = None,
     expires: Duration | datetime | None = None,
     meta: Mapping[str, str] | None = None,
+    if_exists: AnyIfExists | None = None,
 ) -> dict[str, Any]:
     """The options of `using`, checked, as the API takes them."""
     if delay is not None and at is not None:
         raise BadTime("use delay= or at=, not both")
+    if if_exists is not None and id is None:
+        raise BadArguments(f"if_exists={shown(if_exists)} needs an id: using(id=…)")
     return _given(
         delay=_duration(delay),
         at=time_text("at", at),
@@ -137,7 +143,32 @@ def job_options(
         if isinstance(expires, datetime)
         else _duration(expires),
         meta=checked_meta(meta),
+        if_exists=None if if_exists is None else str(if_exists_of(if_exists)),
     )
+
+
+@checked_options
+def destination(
+    *,
+    delay: Duration | None = None,
+    at: datetime | None = None,
+    later: Duration | None = None,
+    queue: str | None = None,
+    priority: AnyPriority | None = None,
+) -> dict[str, Any]:
+    """Where jobs are to move, checked, as the API takes it."""
+    if sum(each is not None for each in (delay, at, later)) > 1:
+        raise BadTime("use one of delay=, at= and later=")
+    to = _given(
+        delay=_duration(delay),
+        at=time_text("at", at),
+        later=_duration(later),
+        queue=None if queue is None else checked_name("queue", queue),
+        priority=None if priority is None else priority_of(priority).name.lower(),
+    )
+    if not to:
+        raise BadArguments("move where? Give delay=, at=, later=, queue= or priority=")
+    return to
 
 
 def task_job(
@@ -159,7 +190,9 @@ def callback_job(
 
 
 def _job(options: Mapping[str, Any], id: str, what: dict[str, Any]) -> HttpJob:
-    form = msgspec.json.encode({"id": id, **options, **what})
+    # The id is new each time: it also names the request, so that a repeat changes nothing more.
+    named = {"request": id} if "if_exists" in options else {}
+    form = msgspec.json.encode({"id": id, **named, **options, **what})
     if len(form) > MIB:
         raise BadArguments(
             f"the job takes {len(form):,} bytes as JSON, and the API takes {MIB:,}; store the data "
@@ -205,8 +238,8 @@ def find(
     )
 
 
-def change(path: str, ids: Sequence[str]) -> ApiRequest:
-    return post(path, {"ids": ids}, repeatable=False)
+def change(path: str, ids: Sequence[str], **more: Any) -> ApiRequest:
+    return post(path, {"ids": ids, **more}, repeatable=False)
 
 
 @checked_options
@@ -219,6 +252,7 @@ def change_matching(
     meta: Mapping[str, str] | None = None,
     since: datetime | None = None,
     limit: int = JOBS_MOST,
+    to: Mapping[str, Any] | None = None,
 ) -> ApiRequest:
     checked_query(state, queue, task, meta)
     wanted = _given(
@@ -228,7 +262,7 @@ def change_matching(
         meta=None if meta is None else dict(meta),
         since=time_text("since", since),
     )
-    return post(path, {"filter": wanted, "limit": limit}, repeatable=False)
+    return post(path, _given(filter=wanted, limit=limit, to=to), repeatable=False)
 
 
 # --- Schedules

@@ -17,7 +17,7 @@ from tickwheel.http_client.handles import AsyncHttpDead, AsyncHttpJobHandle, ids
 from tickwheel.http_client.links import BlockingLink
 from tickwheel.http_client.requests import HttpJob
 from tickwheel.http_client.schedules import AsyncHttpSchedules
-from tickwheel.job import CancelOutcome, State
+from tickwheel.job import CancelOutcome, MoveOutcome, PutOutcome, State
 from tickwheel.jobs import StateName
 
 P = ParamSpec("P")
@@ -69,8 +69,14 @@ class HttpJobHandle:
         return self._api.id
 
     @property
+    def answer(self) -> PutOutcome:
+        """What became of the call: added, kept, replaced or follows."""
+        return self._api.answer
+
+    @property
     def added(self) -> bool:
-        """False if the id was already taken: that job belongs to another call."""
+        """Whether this call has added a job; if not, `answer` says what became of the one that had
+        its id."""
         return self._api.added
 
     def __repr__(self) -> str:
@@ -79,6 +85,7 @@ class HttpJobHandle:
     info = _blocking(AsyncHttpJobHandle.info)
     result = _blocking(AsyncHttpJobHandle.result)
     cancel = _blocking(AsyncHttpJobHandle.cancel)
+    move = _blocking(AsyncHttpJobHandle.move)
     rerun = _blocking(AsyncHttpJobHandle.rerun)
     delete = _blocking(AsyncHttpJobHandle.delete)
     explain = _blocking(AsyncHttpJobHandle.explain)
@@ -224,6 +231,15 @@ class HttpClient:
         """Cancel a job, by its id or handle, or several; returns what that achieved, for each."""
         found = finished(self._api.cancel(_ids("cancel", jobs)))
         return found[0] if isinstance(jobs, HeldJob) else found
+
+    def move(self, jobs: HeldJob | Iterable[HeldJob], **to: Any) -> MoveOutcome | list[MoveOutcome]:
+        """Change when a job is due (`delay`, `at`, `later`), its `queue` or its `priority`, or
+        those of several; returns what that achieved, for each."""
+        found = finished(self._api.move(_ids("move", jobs), **to))
+        assert isinstance(found, list)
+        return found[0] if isinstance(jobs, HeldJob) else found
+
+    move_matching = _blocking(AsyncHttpClient.move_matching)
 
     @overload
     def rerun(self, jobs: HeldJob) -> bool: ...  # type: ignore[overload-overlap]

@@ -1,4 +1,4 @@
-"""Act on many jobs: find them page by page, cancel, rerun or delete them, and say what that did."""
+"""Act on many jobs: find them page by page, cancel, move, rerun or delete them; say what it did."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.client import Client
-from tickwheel.job import CancelOutcome, Job, State
+from tickwheel.job import CancelOutcome, Job, MoveOutcome, State
 from tickwheel.operate.fingerprint import fingerprint
 from tickwheel.store import Page, Query
 
@@ -212,6 +212,53 @@ async def in_batches(act: Act, client: Client, ids: Sequence[str]) -> list[JobAn
 async def cancel_jobs(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
     outcomes = await client.cancel(ids)
     return [JobAnswer(id, *_CANCELLED[each]) for id, each in zip(ids, outcomes, strict=True)]
+
+
+_MOVED = {
+    MoveOutcome.MOVED: ("moved", "moved", True),
+    MoveOutcome.REQUESTED: (
+        "requested",
+        "requested: its worker is told, and puts it back unless it has started",
+        True,
+    ),
+    MoveOutcome.TOO_LATE: ("too_late", "too late: it has started or ended", False),
+    MoveOutcome.UNKNOWN: (UNKNOWN, "unknown: no job has this id", False),
+    MoveOutcome.SIGNED: (
+        "signed",
+        "signed: only a program with the signing key can move it",
+        False,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where jobs are to move; None leaves that as it is."""
+
+    due_ms: int | None = None
+    # By how much later they are due than before; negative for sooner.
+    later_ms: int | None = None
+    priority: int | None = None
+    queue: str | None = None
+
+
+def move_jobs(to: Destination) -> Act:
+    """Moves jobs there."""
+
+    async def move(client: Client, ids: Sequence[str]) -> list[JobAnswer]:
+        due: int | list[int | None] | None = to.due_ms
+        if to.later_ms is not None:
+            found = await client.store.get(ids)
+            due = [None if job is None else max(job.due_ms + to.later_ms, 0) for job in found]
+        if len(ids) == 1:
+            [at] = due if isinstance(due, list) else [due]
+            one = await client.move_one(ids[0], due_ms=at, priority=to.priority, queue=to.queue)
+            outcomes = [one]
+        else:
+            outcomes = await client.move(ids, due_ms=due, priority=to.priority, queue=to.queue)
+        return [JobAnswer(id, *_MOVED[each]) for id, each in zip(ids, outcomes, strict=True)]
+
+    return move
 
 
 async def rerun_jobs(client: Client, ids: Sequence[str]) -> list[JobAnswer]:

@@ -45,6 +45,7 @@ class Why(StrEnum):
     HOLDER_GONE = "holder_gone"
     LEASE_RAN_OUT = "lease_ran_out"
     CANCEL_REQUESTED = "cancel_requested"
+    FOLLOWED = "followed"
     # How it ended
     DONE = "done"
     NO_RESULT = "no_result"
@@ -309,6 +310,7 @@ def _running(facts: Facts) -> _Found:
         found = _held(facts, facts.holder)
     if not job.cancel_requested:
         found.advice.append(Advice("To stop it:", facts.command("jobs", "cancel", about=job.id)))
+    found.reasons += [Reason(Why.FOLLOWED, each) for each in facts.pending()]
     found.reasons += [*_progress(job), *_expires(facts), *_last_error(facts), *_left(facts)]
     return found
 

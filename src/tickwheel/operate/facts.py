@@ -72,6 +72,19 @@ class Facts:
             else f"{duration_text(whole_ms)} ago"
         )
 
+    def pending(self) -> list[str]:
+        """What others have asked for while a worker has the job."""
+        changes = self.job.changes
+        if changes is None or not changes.pending:
+            return []
+        if changes.next is not None:
+            due = self.away(changes.next.due_ms)
+            return [
+                "It was replaced: if it has started, it runs to its end; then it runs once more, "
+                f"with the new arguments, due {due}."
+            ]
+        return ["It is to move: its worker puts it back unless it has started."]
+
     def command(self, *words: str, about: str | None = None) -> str:
         """The command for the shell; `about` is an id or a queue, and may look like an option."""
         if about is None:

@@ -12,21 +12,27 @@ import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import BATCH_BYTES, portions
+from tickwheel.changes import Put
 from tickwheel.clock import Clock, SystemClock, moved_ms, wall_ns
 from tickwheel.errors import BadConfig
 from tickwheel.ids import new_fence
-from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate, admit
 from tickwheel.masking import masked
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
     CURSOR_LIMIT,
+    NO_ASKS,
     PARKED_LIMIT,
+    Ask,
+    Asks,
     Durability,
     Finding,
     Page,
@@ -45,6 +51,7 @@ from tickwheel.store import (
 from tickwheel.stores.waiting import Waiters, Watches
 from tickwheel.wheel import TimingWheel
 
+A = TypeVar("A")
 _Entry = tuple[int, int, str]
 # A queue, and a task for jobs that are parked.
 _Line = tuple[str, str | None]
@@ -111,6 +118,27 @@ class MemoryStore:
             return False
         self._put(life.added(job))
         return True
+
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        with self._lock:
+            self._follow_clock()
+            answers = [self._ask(each.job.id, changes.put, each, now_ms) for each in puts]
+            self._waiters.notify()
+        return answers
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        with self._lock:
+            self._follow_clock()
+            answers = [self._ask(each.id, changes.move, each, now_ms) for each in moves]
+            self._waiters.notify()
+        return answers
+
+    def _ask(self, id: str, step: Callable[..., tuple[A, Job | None]], ask: Any, now_ms: int) -> A:
+        before = self._jobs.get(id)
+        answer, after = step(before, ask, now_ms=now_ms)
+        if after is not None and after is not before:
+            self._put(after)
+        return answer
 
     async def claim(
         self,
@@ -228,8 +256,8 @@ class MemoryStore:
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         with self._lock:
             self._follow_clock()
-            answers, changes = life.settle(settlements, self._jobs, now_ms=now_ms)
-            for job in changes.values():
+            answers, settled = life.settle(settlements, self._jobs, now_ms=now_ms)
+            for job in settled.values():
                 self._put(job)
             self._waiters.notify()
         return answers
@@ -288,12 +316,11 @@ class MemoryStore:
     def _put(self, job: Job) -> None:
         """The one place where a job changes: keeps wheels and counts in step with it."""
         before = self._jobs.get(job.id)
-        counts = self._counts[job.queue]
         if before is not None:
-            counts[before.state] -= 1
+            self._counts[before.queue][before.state] -= 1
             (self._leases if before.state is State.RUNNING else self._due).remove(job.id)
             self._ready_order.pop(job.id, None)
-        counts[job.state] += 1
+        self._counts[job.queue][job.state] += 1
         self._jobs[job.id] = job
         if job.state is State.WAITING:
             self._due.add(job.id, job.due_ms)
@@ -327,12 +354,16 @@ class MemoryStore:
         moments += [lease] if lease is not None else []
         return min(moments, default=None)
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        async def find() -> list[str]:
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
+        async def find() -> dict[str, Ask]:
             with self._lock:
-                return self._ids_to_stop(worker)
+                return self._asked(worker)
 
-        return await self._waiters.until_found((), find, now_ms=now_ms, until_ms=until_ms)
+        return await self._waiters.until_found(
+            (), find, known=known, now_ms=now_ms, until_ms=until_ms
+        )
 
     async def watch_ended(
         self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
@@ -341,12 +372,14 @@ class MemoryStore:
             watch.tell()
             await watch.until(asyncio.get_running_loop().time() + (until_ms - now_ms) / 1000)
 
-    def _ids_to_stop(self, worker: str) -> list[str]:
-        return [
-            job.id
+    def _asked(self, worker: str) -> dict[str, Ask]:
+        return {
+            job.id: Ask.STOP if job.cancel_requested else Ask.PUT_BACK
             for job in self._jobs.values()
-            if job.cancel_requested and job.worker == worker and job.state is State.RUNNING
-        ]
+            if (job.cancel_requested or job.told)
+            and job.worker == worker
+            and job.state is State.RUNNING
+        }
 
     # --- Schedules
 

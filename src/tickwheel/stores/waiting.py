@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from tickwheel.store import Tell
+from tickwheel.store import Ask, Asks, Tell
 
 # How long before they are due jobs should be claimed at the latest, where `ahead` allows for more;
 # and by how much the waits of several handles differ then.
@@ -85,18 +85,21 @@ class Waiters:
     async def until_found(
         self,
         topics: Iterable[str],
-        find: Callable[[], Awaitable[list[str]]],
+        find: Callable[[], Awaitable[dict[str, Ask]]],
         *,
+        known: Asks,
         now_ms: int,
         until_ms: int,
         rest_s: float = 0,
-    ) -> list[str]:
-        """Wait until `find`, which looks into the store, finds something, and return that."""
-        found: list[str] = []
+    ) -> dict[str, Ask]:
+        """Wait until `find`, which looks into the store, finds something that is not known, and
+        return all that it found."""
+        found: dict[str, Ask] = {}
 
         async def look(now_ms: int) -> int | None:
-            found[:] = await find()
-            return now_ms if found else None
+            nonlocal found
+            found = await find()
+            return now_ms if found.items() - known.items() else None
 
         await self.until_due(topics, look, now_ms=now_ms, until_ms=until_ms, rest_s=rest_s)
         return found

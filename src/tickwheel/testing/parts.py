@@ -17,13 +17,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from tickwheel import job as life
+from tickwheel.changes import IfExists, Put
 from tickwheel.client import Client, JobInfo
 from tickwheel.clock import MS_NS, S_NS, Clock
 from tickwheel.concurrency import first_of
 from tickwheel.errors import UsageError
 from tickwheel.ids import new_fence
-from tickwheel.job import Job, Progress, State
+from tickwheel.job import Job, Progress, PutOutcome, State
 from tickwheel.registry import Registry
+from tickwheel.store import Ask
 from tickwheel.stores.memory import MemoryStore
 from tickwheel.sync import Bridge
 from tickwheel.testing.loop import VirtualLoop
@@ -35,6 +37,10 @@ Outside = Callable[[Callable[[], Any]], Awaitable[Any]]
 WORKER = "sandbox"
 # Nothing else claims in a box, so a lease never needs to run out: a hundred years.
 LEASE_MS = 100 * 366 * 86_400_000
+
+
+# Answers after which the job waits as it was given.
+_RUN_NEXT = (PutOutcome.ADDED, PutOutcome.REPLACED)
 
 
 class BoxClock:
@@ -86,6 +92,15 @@ class BoxStore(MemoryStore):
         ]
         return added
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        answers = await super().put(puts, now_ms=now_ms)
+        self.enqueued += [
+            JobInfo.of(each.job, self._tasks.find(each.job.task))
+            for each, answer in zip(puts, answers, strict=True)
+            if answer is not PutOutcome.KEPT
+        ]
+        return answers
+
     def all(self) -> list[Job]:
         """Every job, in the order in which they were added."""
         with self._lock:
@@ -117,7 +132,10 @@ class BoxStore(MemoryStore):
         with self._lock:
             known = self._jobs.get(job.id)
             if known is not None and known.state is State.RUNNING and known.fence == job.fence:
-                self._put(life.as_held(told, cancel_requested=known.cancel_requested))
+                held = life.as_held(
+                    told, cancel_requested=known.cancel_requested, changes=known.changes
+                )
+                self._put(held)
         return told
 
     def claim_this(self, id: str, now_ms: int) -> Job | None:
@@ -133,8 +151,11 @@ class BoxStore(MemoryStore):
         return taken
 
     def ids_to_stop(self) -> list[str]:
+        return [id for id, ask in self.asks().items() if ask is Ask.STOP]
+
+    def asks(self) -> dict[str, Ask]:
         with self._lock:
-            return self._ids_to_stop(WORKER)
+            return self._asked(WORKER)
 
 
 class BoxClient(Client):
@@ -150,6 +171,17 @@ class BoxClient(Client):
         new = await super().add(job)
         await self._added([job] if new else [])
         return new
+
+    async def put(self, job: Job, if_exists: IfExists, *, request: int | None = None) -> PutOutcome:
+        answer = await super().put(job, if_exists, request=request)
+        await self._added([job] if answer in _RUN_NEXT else [])
+        return answer
+
+    async def put_many(self, jobs: Sequence[Job], if_exists: IfExists) -> list[PutOutcome]:
+        answers = await super().put_many(jobs, if_exists)
+        new = [job for job, each in zip(jobs, answers, strict=True) if each in _RUN_NEXT]
+        await self._added(new)
+        return answers
 
     async def add_many(self, portions: Iterable[Sequence[Job]]) -> list[bool]:
         given = list(portions)

@@ -102,8 +102,9 @@ class BoxRunner:
                 self._stops[id](Stop.CANCEL)
 
     async def still_wanted(self, jobs: Sequence[Job]) -> list[Job]:
-        """Without those that were cancelled while they waited for their batch."""
-        stop = set(self._store.ids_to_stop())
+        """Without those that were cancelled, replaced or moved while they waited for their
+        batch."""
+        stop = self._store.asks().keys()
         now_ms = self._clock.now_ms()
         unwanted = [release(job, ended_ms=now_ms) for job in jobs if job.id in stop]
         if unwanted:

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tickwheel import job as life
 from tickwheel.checks import NOTE
 from tickwheel.envelope import Seal, is_sealed, unwrapped, wrapped
 from tickwheel.errors import BadConfig, shown
-from tickwheel.job import Job, Outcome, Settlement
+from tickwheel.job import Changes, Job, Move, Outcome, Sealed, Settlement
 from tickwheel.schedule import Schedule, refused_rule
 from tickwheel.trust.keys import Cipher, KeyMissing, NotGenuine, Signer, read_keys
 
@@ -118,6 +119,36 @@ class Trust:
                 else run
                 for run in job.history
             ),
+        )
+
+    def move(self, job: Job, move: Move) -> Move:
+        """A move of this job, as it is stored. One that is signed is signed as it will be; if it
+        can't be trusted, the move is left as it is, and the store refuses it."""
+        pending = job.changes or Changes()
+        signed = job if pending.next is None else pending.next
+        try:
+            seal, body = self._signed_body(signed.payload)
+            if seal is None or self._signer is None:
+                return move
+            self._verify(seal, _signed_fields(signed, seal.due_ms, seal.expires_ms), body)
+        except Refused:
+            return move
+        after = signed
+        for each in (pending.move, move):
+            if each is not None:
+                after = life.moved(after, _replace(each, sealed=None), None)
+        text = self._sign(
+            _signed_fields(after, after.due_ms, after.expires_ms),
+            body,
+            due_ms=after.due_ms,
+            expires_ms=after.expires_ms,
+        )
+        return _replace(
+            move,
+            due_ms=after.due_ms,
+            priority=after.priority,
+            queue=after.queue,
+            sealed=Sealed(signed.payload, text, after.expires_ms),
         )
 
     def open(self, job: Job) -> Job:
@@ -384,6 +415,7 @@ def extended(job: Job, answer: Job) -> Job:
         started_ms=answer.started_ms,
         progress=answer.progress,
         cancel_requested=answer.cancel_requested,
+        changes=answer.changes,
     )
 
 

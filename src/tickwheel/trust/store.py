@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import msgspec
 
+from tickwheel.changes import Put
 from tickwheel.envelope import REFUSED
-from tickwheel.job import Job, Settlement, dead, release
+from tickwheel.job import Job, Move, MoveOutcome, PutOutcome, Settlement, dead, release
 from tickwheel.schedule import Schedule
 from tickwheel.store import Page, Query, Store
 from tickwheel.transaction import Statement, Transactional
@@ -21,6 +22,8 @@ from tickwheel.trust.seals import Refused, TooEarly, Trust, extended, restored
 
 log = logging.getLogger("tickwheel")
 
+# How often a move is signed anew, because its job keeps changing.
+TRIES = 5
 # How many refused jobs of one claim are logged, each with its reason.
 LOGGED = 10
 
@@ -68,6 +71,32 @@ class SealedStore:
 
     async def add(self, jobs: Sequence[Job]) -> list[bool]:
         return await self.inner.add(self.seal_all(jobs))
+
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        stored = [msgspec.structs.replace(each, job=self._trust.seal(each.job)) for each in puts]
+        return await self.inner.put(stored, now_ms=now_ms)
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        """What is signed has to be signed anew, as it is stored at that moment."""
+        answers: dict[int, MoveOutcome] = {}
+        left = dict(enumerate(moves))
+        for _ in range(TRIES):
+            # Each job once: the second move of a job is signed after the first.
+            once = {move.id: n for n, move in reversed(left.items())}
+            found = await self.inner.get(list(once))
+            signed = [
+                left[n] if job is None else self._trust.move(job, left[n])
+                for n, job in zip(once.values(), found, strict=True)
+            ]
+            for n, answer in zip(
+                once.values(), await self.inner.move(signed, now_ms=now_ms), strict=True
+            ):
+                answers[n] = answer
+            unsigned = {n for n in once.values() if answers[n] is MoveOutcome.SIGNED}
+            left = {n: each for n, each in left.items() if n in unsigned or n not in answers}
+            if not left:
+                break
+        return [answers[n] for n in range(len(moves))]
 
     async def claim(
         self,

@@ -37,7 +37,7 @@ _CURSOR = re.compile(
 )
 
 _as_worker = msgspec.json.Decoder(WorkerInfo).decode
-_RUNNING = (*steps.RUNNING, *steps.CANCELLING)
+_RUNNING = (*steps.RUNNING, *steps.ASKED)
 
 
 class Finder:
@@ -83,7 +83,7 @@ class Finder:
         """The subjects to read, by name, and whether to read them backwards: ended jobs, latest
         first. Parked jobs come last, because each queue has its own subject, which may be new."""
         layout, queue = self._layout, query.queue
-        waiting = [layout.of_kind(steps.WAITING, queue)]
+        waiting = [layout.of_kind(kind, queue) for kind in steps.WAITING]
         ready = [layout.ready(queue, "*")]
         running = [layout.of_kind(kind, queue) for kind in _RUNNING]
         forwards = {
@@ -190,7 +190,7 @@ def cursor_at(at: int, rest: str, missing: Sequence[int]) -> str:
 # --- Counts
 
 _STATES = {
-    steps.WAITING: State.WAITING,
+    steps.WAITING[0]: State.WAITING,
     steps.PARKED: State.WAITING,
     RUNNING: State.RUNNING,
     steps.DONE: State.DONE,

@@ -24,6 +24,7 @@ from tickwheel.stores.nats.steps import (
     Step,
     line_of,
     standing_of,
+    version,
 )
 
 # How often a job that others keep changing is tried; then it is left for later.
@@ -54,6 +55,8 @@ class ClaimBatch:
         # What each job becomes.
         self.jobs: dict[str, Job] = {}
         self.left: list[ReadyMessage] = []
+        # Those whose jobs were claimed as they were before somebody changed them.
+        self.overtaken: list[ReadyMessage] = []
 
     def begin(
         self,
@@ -91,6 +94,8 @@ class ClaimBatch:
         """The message, to be tried again after its claim was refused; None drops or leaves it."""
         id = message.standing.job.id
         if seen is None or not counts(message, seen):
+            if seen is not None and version(seen.job) < version(message.standing.job):
+                self.overtaken.append(message)
             return None
         self._seen[id] = seen
         self._tries[id] += 1
@@ -108,7 +113,7 @@ class ClaimBatch:
         return [
             job if job.parked else msgspec.structs.replace(job, fence=seqs[id])
             for id, job in self.jobs.items()
-            if id in seqs and not job.state.ended
+            if id in seqs and (job.parked or job.state is State.RUNNING)
         ]
 
 
@@ -169,7 +174,7 @@ def taking(
 
     def take(job: Job) -> Job:
         mine = life.claimed(job, worker=worker, fence=0, now_ms=now_ms, lease_ms=lease_ms)
-        if not tasks or job.task in tasks or mine.state.ended:
+        if not tasks or job.task in tasks or mine.state is not State.RUNNING:
             return mine
         return life.settled(mine, life.park(mine, ended_ms=now_ms))
 
@@ -179,3 +184,13 @@ def taking(
 def counts(message: ReadyMessage, seen: Standing | None) -> bool:
     """Whether a ready message is all that counts for its job now."""
     return seen is not None and not seen.kind and seen.seq == message.standing.seq
+
+
+def same_claim(job: Job, tried: Job) -> bool:
+    """Whether this is the claim that we wrote. No two claims of a job share an attempt, but its id
+    may be reused."""
+    return (job.attempt, job.worker, job.created_ms) == (
+        tried.attempt,
+        tried.worker,
+        tried.created_ms,
+    )

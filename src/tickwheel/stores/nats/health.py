@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tickwheel.errors import StoreError, StoreUnavailable
 from tickwheel.masking import masked
 from tickwheel.store import Durability, Finding, Level, Size
-from tickwheel.stores.nats.consumers import is_source
+from tickwheel.stores.nats.consumers import consumer_name, is_source
 from tickwheel.stores.nats.heal import better_leader
 from tickwheel.stores.nats.monitor import monitored
 from tickwheel.stores.nats.settings import NO_LIMITS, described, drift
+from tickwheel.stores.nats.steps import PRIORITIES
 from tickwheel.stores.nats.stream import Stream
 from tickwheel.stores.nats.url import NatsOptions
 from tickwheel.stores.nats.wire import Wire
@@ -184,7 +185,7 @@ async def _deliveries(stream: Stream, info: dict[str, Any]) -> list[Finding]:
     for each in consumers:
         by_queue[each["config"]["metadata"]["queue"]].add(each["name"])
     for queue, names in sorted(by_queue.items()):
-        for priority in await stream.stranded(queue, names):
+        for priority in await _stranded(stream, queue, names):
             words = f"jobs of priority {priority} are ready, and no consumer delivers them"
             fix = "start a worker for that queue: it creates the consumer within seconds"
             found.append(Finding(Level.BAD, f"queue {queue}", words, fix))
@@ -224,3 +225,14 @@ def of_consumers(consumers: Sequence[dict[str, Any]]) -> list[Finding]:
             fix = "a worker pulls jobs without claiming them: stop it; they are back within 10 s"
             found.append(Finding(Level.WARN, "consumers", words, fix))
     return found
+
+
+async def _stranded(stream: Stream, queue: str, names: Iterable[str]) -> list[str]:
+    """Priorities of a queue that have ready messages and, by these names, no consumer."""
+    known = set(names)
+    return [
+        priority
+        for priority in PRIORITIES
+        if consumer_name(queue, f"r{priority}") not in known
+        and await stream.first_ready(queue, priority) is not None
+    ]

@@ -17,7 +17,7 @@ from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
 from tickwheel.store import job_bytes
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.answers import StoreFull
-from tickwheel.stores.nats.claiming import ClaimBatch, ParkedBatch, counts, taking
+from tickwheel.stores.nats.claiming import ClaimBatch, ParkedBatch, counts, same_claim, taking
 from tickwheel.stores.nats.fitting import Fit, Fitter, no_larger
 from tickwheel.stores.nats.publishing import Portion, portioned
 from tickwheel.stores.nats.room import Room
@@ -58,8 +58,10 @@ class Jobs:
         # The jobs that the last claims wrote, by call; a reply that said so may have been lost.
         self._calls: dict[int, dict[str, Job]] = {}
         self._fitter = Fitter(stream)
+        # Who sees to jobs that were claimed as they were before somebody changed them.
+        self.on_overtaken: Callable[..., Awaitable[None]] | None = None
 
-    async def _apply(
+    async def apply(
         self,
         plans: dict[str, P],
         write: Callable[[P], list[Step]],
@@ -82,7 +84,7 @@ class Jobs:
                     await start(self._put(portion, put or self._room.move, applied, refused))
             if not refused:
                 return applied
-            seen = await self._read(refused)
+            seen = await self.read(refused)
             replanned = {id: replan(plan, seen.get(id)) for id, plan in refused.items()}
             todo = {id: plan for id, plan in replanned.items() if plan is not None}
             if todo:
@@ -91,7 +93,7 @@ class Jobs:
             raise StoreFull("the store is full, and no room is left to work on its jobs")
         raise StoreUnavailable("other processes kept changing these jobs; try again")
 
-    async def _read(self, ids: Iterable[str]) -> dict[str, Standing]:
+    async def read(self, ids: Iterable[str]) -> dict[str, Standing]:
         """Where jobs are stored. What is over and in their way is removed."""
         seen = await self._stream.read(ids)
         for each in [over for standing in seen.values() for over in standing.over]:
@@ -123,7 +125,7 @@ class Jobs:
             return set()
         new = dict(zip([job.id for job in jobs], self.new(jobs), strict=True))
         await self._room.admit(list(new.values()))
-        applied = await self._apply(
+        applied = await self.apply(
             new,
             lambda step: [step],
             lambda step, seen: step if seen is None else None,
@@ -177,14 +179,16 @@ class Jobs:
         put = functools.partial(self._room.claim, connection=stream.connection)
         try:
             doubted = [each for each in messages if stream.doubts(each)]
-            seen = await self._read([each.standing.job.id for each in doubted])
+            seen = await self.read([each.standing.job.id for each in doubted])
             todo = claim.begin(messages, doubted, seen)
             if call is not None:
                 self._note(call, claim.jobs)
             seqs: dict[str, int] = {}
             for some in self._together(todo, claim.parked(todo)):
-                applied = await self._apply(some, claim.write, claim.replan, put)
+                applied = await self.apply(some, claim.write, claim.replan, put)
                 seqs |= {id: seq for id, (_, seq) in applied.items()}
+            if claim.overtaken and self.on_overtaken is not None:
+                await self.on_overtaken(claim.overtaken, now_ms=now_ms)
             stream.ack([each for each in messages if each not in claim.left])
         except BaseException:
             claim.left = list(messages)
@@ -215,7 +219,7 @@ class Jobs:
             self._note(call, batch.jobs)
         put = functools.partial(self._room.claim, connection=self._stream.connection)
         plans = {each.job.id: each for each in found}
-        applied = await self._apply(plans, batch.write, batch.replan, put)
+        applied = await self.apply(plans, batch.write, batch.replan, put)
         held = batch.held({id: seq for id, (_, seq) in applied.items()})
         for standing in held:
             self._hold(standing)
@@ -240,7 +244,7 @@ class Jobs:
         mine = [
             standing.job
             for id, standing in seen.items()
-            if standing.job.state is State.RUNNING and _same_claim(standing.job, tried[id])
+            if standing.job.state is State.RUNNING and same_claim(standing.job, tried[id])
         ]
         held = await self.extend(mine, now_ms=now_ms, lease_ms=lease_ms)
         return list(held.values())
@@ -259,7 +263,7 @@ class Jobs:
         messages = [each for each in messages if self._stream.over(write(each)[0]) <= 0]
         # If one is refused its whole batch is, so the others are written again. Only what was
         # written is acknowledged: any other message may be the last copy of its job.
-        applied = await self._apply(
+        applied = await self.apply(
             {message.standing.job.id: message for message in messages},
             write,
             lambda message, seen: message if counts(message, seen) else None,
@@ -268,7 +272,7 @@ class Jobs:
 
     async def push(self, standings: Iterable[Standing]) -> int:
         """Move jobs on whose schedules the server failed to fire; returns how many they were."""
-        applied = await self._apply(
+        applied = await self.apply(
             {each.job.id: each for each in standings},
             lambda each: [self._layout.step_from(each, each.job, now_ms=self._now_ms())],
             lambda each, seen: None,
@@ -306,7 +310,7 @@ class Jobs:
 
         held = await self._in_hand({job.id: job for job in jobs}, now_ms, look)
         plans = {id: plan for id, plan in held.items() if fitting(plan) is not None}
-        applied = await self._apply(plans, write, lambda plan, seen: fitting(look(plan.job, seen)))
+        applied = await self.apply(plans, write, lambda plan, seen: fitting(look(plan.job, seen)))
         for id, (_, seq) in applied.items():
             job, step = fits[id]
             self._hold(steps.standing_of(job, step.subject, seq))
@@ -341,7 +345,7 @@ class Jobs:
         applied: dict[str, tuple[Standing, int]] = {}
         parked = {id for id, each in by_id.items() if each.outcome is Outcome.PARK}
         for some in self._together(plans, parked):
-            applied |= await self._apply(some, write, lambda plan, seen: look(plan.job, seen))
+            applied |= await self.apply(some, write, lambda plan, seen: look(plan.job, seen))
         for id in by_id:
             self._leases.pop(id, None)
         return dict.fromkeys(repeated, 0) | {id: seq for id, (_, seq) in applied.items()}
@@ -392,7 +396,7 @@ class Jobs:
                 elsewhere.append(id)
         late = [id for id, plan in plans.items() if not life.held(plan.job, now_ms=now_ms)]
         over = list(dict.fromkeys(elsewhere + late))
-        seen = await self._read(over)
+        seen = await self.read(over)
         found = {id: look(jobs[id], seen.get(id)) for id in over}
         merged = {**plans, **found}
         return {id: plan for id, plan in merged.items() if plan is not None}
@@ -404,7 +408,7 @@ class Jobs:
     ) -> tuple[dict[str, CancelOutcome], list[Job]]:
         """Cancel; returns what that achieved, by id, and the jobs whose holders must be told."""
         answers: dict[str, CancelOutcome] = {}
-        seen = await self._read(ids)
+        seen = await self.read(ids)
 
         def target(standing: Standing) -> tuple[CancelOutcome, Job]:
             """What a cancel achieves, and the job that it leaves. If there is only a ready message,
@@ -427,7 +431,7 @@ class Jobs:
 
         requested: list[Job] = []
         plans = {id: plan for id in seen if (plan := replan(None, seen[id])) is not None}
-        applied = await self._apply(
+        applied = await self.apply(
             plans,
             lambda standing: [self._cancelling(standing, target(standing)[1], now_ms)],
             replan,
@@ -468,8 +472,8 @@ class Jobs:
             groups[standing.job.id] = group
             return standing
 
-        seen = await self._read(ids)
-        applied = await self._apply(
+        seen = await self.read(ids)
+        applied = await self.apply(
             {id: standing for id, standing in seen.items() if revived(standing) is not None},
             lambda standing: groups[standing.job.id],
             lambda _, found: revived(found),
@@ -576,16 +580,6 @@ class Jobs:
             for subject in subjects
             for message in await self._stream.all_of(subject)
         ]
-
-
-def _same_claim(job: Job, tried: Job) -> bool:
-    """Whether this is the claim that we wrote. No two claims of a job share an attempt, but its id
-    may be reused."""
-    return (job.attempt, job.worker, job.created_ms) == (
-        tried.attempt,
-        tried.worker,
-        tried.created_ms,
-    )
 
 
 def _was_parked(job: Job) -> bool:

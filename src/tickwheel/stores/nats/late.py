@@ -14,7 +14,7 @@ from tickwheel.stores.nats.stream import BATCH, Stream
 log = logging.getLogger("tickwheel")
 
 # Schedules of the server: waiting jobs, and leases.
-KINDS = (steps.WAITING, *steps.RUNNING, *steps.CANCELLING)
+KINDS = (*steps.WAITING, *steps.RUNNING, *steps.ASKED)
 # How many pages are read in one go.
 PAGES = 5
 # The server fires within a quarter of a second, or later on a busy machine.

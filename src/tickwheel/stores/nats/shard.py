@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from tickwheel.concurrency import bounded_tasks
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Job, Priority
-from tickwheel.store import job_bytes
-from tickwheel.stores.nats.browse import Finder
+from tickwheel.store import WorkerInfo, job_bytes
+from tickwheel.stores.nats.browse import Finder, alive
+from tickwheel.stores.nats.changing import Changing
 from tickwheel.stores.nats.delivery import ALL, Delivery, message_bytes
 from tickwheel.stores.nats.jobs import PARALLEL, Jobs
 from tickwheel.stores.nats.late import Late
@@ -17,7 +20,7 @@ from tickwheel.stores.nats.parked import Arrivals, Parked, arrivals_of
 from tickwheel.stores.nats.records import Records
 from tickwheel.stores.nats.room import FEW_BYTES, Room
 from tickwheel.stores.nats.schedules import Schedules
-from tickwheel.stores.nats.steps import Layout, ReadyMessage, Standing
+from tickwheel.stores.nats.steps import Layout, ReadyMessage, Standing, Step, subject_part
 from tickwheel.stores.nats.stream import BATCH, Stream
 from tickwheel.stores.nats.url import NatsOptions
 from tickwheel.stores.nats.wire import Wire
@@ -48,6 +51,8 @@ class Shard:
         )
         self.room = Room(self.stream, self.layout, notify_full)
         self.jobs = Jobs(self.stream, self.layout, self.room, now_ms)
+        self.changing = Changing(self.stream, self.layout, self.room, self.jobs, now_ms)
+        self.jobs.on_overtaken = self.changing.overtaken
         self.late = Late(self.stream, self.layout, self.room, self.jobs, now_ms)
         self.schedules = Schedules(self.stream, self.layout, self.room, self.jobs)
         self.records = Records(self.stream, self.layout, self.room)
@@ -134,6 +139,22 @@ class Shard:
             if wanted or len(claimed) == limit:
                 break
         return claimed
+
+    # --- Workers: those of a namespace are in one shard
+
+    async def beat(self, worker: WorkerInfo) -> None:
+        subject = f"{self.layout.prefix}.w.{subject_part(worker.name)}"
+        if worker.gone_after_ms <= 0:
+            await self.stream.purge(subject)
+            return
+        # In whole seconds, so it may expire a little late; `workers` leaves it out by then.
+        ttl_s = worker.gone_after_ms // 1000 + 1
+        step = Step(subject, f"Nats-TTL: {ttl_s}s\r\n", msgspec.json.encode(worker))
+        await self.room.store(step)
+
+    async def workers(self, now_ms: int) -> list[WorkerInfo]:
+        found = await self.stream.all_of(f"{self.layout.prefix}.w.*")
+        return alive([body for _, _, body in found], now_ms)
 
     async def _claim_round(
         self,

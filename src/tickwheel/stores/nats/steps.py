@@ -2,9 +2,9 @@
 
 One message per job, which moves. Subjects, below a prefix such as `tw.default.0`:
 
-    t.s.<queue>.<id>           waiting: a schedule of the server, a little ahead of the due time
+    t.s|u.<queue>.<id>         waiting: a schedule of the server, a little ahead of the due time
     t.l|m.<queue>.<id>         running: a schedule at the end of the lease
-    t.j|k.<queue>.<id>         running, with a cancel request
+    t.j|k.<queue>.<id>         running, with a request to its holder: to stop it or to put it back
     t.d|x|c.<queue>.<id>       done, dead, cancelled
     t.p-<queue>.<line>.<id>    parked: a schedule that never fires, so that a claim can remove it
     t.q.<queue>.%<line>        a note: there may be parked jobs in this line
@@ -17,7 +17,8 @@ One message per job, which moves. Subjects, below a prefix such as `tw.default.0
 What is stored under `t` is the truth, and only we write it. A ready message may also be written by
 the server, at any moment, so it is only a hint: it counts while nothing is stored under `t` for its
 id. Running jobs alternate between two subjects, because a schedule that fires purges whatever is
-stored on its subject by then; so a parked job remembers the one that it has left.
+stored on its subject by then; so a parked job remembers the one that it has left. Waiting jobs that
+are replaced or moved alternate, too.
 
 Parked jobs of one queue, priority and task are a line, which only workers that know the task read.
 The note of a line is written in one batch with each of its jobs, so where there is a job there is a
@@ -39,14 +40,19 @@ import msgspec
 from tickwheel.duration import moment
 from tickwheel.job import Job, Priority, State
 
-# Kinds of truth, by state; a job that starts to run enters the first of two.
-WAITING, PARKED, DONE, DEAD, CANCELLED = "s", "p", "d", "x", "c"
-RUNNING, CANCELLING = ("l", "m"), ("j", "k")
+# Kinds of truth, by state; a job that starts to wait or to run enters the first of two.
+PARKED, DONE, DEAD, CANCELLED = "p", "d", "x", "c"
+WAITING = ("s", "u")
+RUNNING, ASKED = ("l", "m"), ("j", "k")
 ENDED = {State.DONE: DONE, State.DEAD: DEAD, State.CANCELLED: CANCELLED}
 PRIORITIES = tuple(str(int(priority)) for priority in sorted(Priority, reverse=True))
 
 # This close to its end, a lease may already be firing by the server's clock.
 CLOSE_MS = 1_000
+
+# How long a job that may be on its way to a worker stands under `t` after it was replaced or moved.
+# A ready message that is half as old is looked up before it is claimed.
+HOLD_MS = 1_000
 
 # How many bytes a claim adds to a message, in addition to a subject.
 PADDING = 190
@@ -214,12 +220,14 @@ class Layout:
         other_than: str = "",
         firing: bool = False,
         new: bool = False,
+        hold_ms: int = 0,
     ) -> Step:
         """The message that stores the job, and removes the schedule that it was.
 
         `other_than` is the kind that a running job leaves, or has left when it was parked. `firing`
         says that the removed schedule may be about to fire: its ready message would replace ours,
-        so we write a schedule instead. `new` is a job that was never claimed.
+        so we write a schedule instead. `new` is a job that was never claimed. A waiting job can be
+        claimed after `hold_ms` at the earliest.
         """
         headers = check.headers if check else ""
         if drop:
@@ -234,13 +242,13 @@ class Layout:
             body = body[:-1] + b',"left":"%s"}' % other_than.encode()
             return Step(self._parked_of(job), headers + _never(target), body)
         if job.state is State.WAITING:
-            start_ms = self.start_ms(job)
+            start_ms = max(self.start_ms(job), now_ms + hold_ms) if hold_ms else self.start_ms(job)
             if start_ms <= now_ms and not firing:
                 return Step(target, headers, body)
-            subject = self._truth_of(job, WAITING)
+            subject = self._truth_of(job, WAITING[other_than == WAITING[0]])
             return Step(subject, headers + _schedule(start_ms, target), body)
         assert job.lease_until_ms is not None
-        kinds = CANCELLING if job.cancel_requested else RUNNING
+        kinds = ASKED if job.cancel_requested or job.told else RUNNING
         subject = self._truth_of(job, kinds[other_than == kinds[0]])
         return Step(subject, headers + _schedule(job.lease_until_ms, target), body)
 
@@ -248,8 +256,17 @@ class Layout:
         """When a waiting job can be claimed."""
         return job.due_ms - self._ahead_ms
 
-    def step_from(self, standing: Standing, job: Job, *, now_ms: int) -> Step:
-        """The message that moves a job on from where it is stored."""
+    def step_from(
+        self,
+        standing: Standing,
+        job: Job,
+        *,
+        now_ms: int,
+        hold_ms: int = 0,
+        changed: bool = False,
+    ) -> Step:
+        """The message that moves a job on from where it is stored. One that others have `changed`
+        is never written as ready: an earlier version of it may be about to be."""
         scheduled = standing.kind and standing.kind not in ENDED.values()
         lease_ms = (standing.job.lease_until_ms or now_ms + CLOSE_MS) - now_ms
         return self.step(
@@ -258,7 +275,8 @@ class Layout:
             now_ms=now_ms,
             drop=standing.subject if scheduled else "",
             other_than=standing.left or standing.kind,
-            firing=lease_ms < CLOSE_MS,
+            firing=changed or lease_ms < CLOSE_MS,
+            hold_ms=hold_ms,
         )
 
     def revive(self, standing: Standing, job: Job, *, now_ms: int) -> list[Step]:
@@ -357,7 +375,12 @@ def _is_over(truth: Standing, ready: Standing) -> bool:
     return earlier and truth.seq < ready.seq and not truth.job.state.ended
 
 
-def _stage(job: Job) -> tuple[int, bool, int, bool]:
+def _stage(job: Job) -> tuple[int, int, bool, int, bool]:
     """How far a job that has not ended has come in its life."""
     waits = job.state is State.WAITING
-    return job.attempt, waits, job.lease_until_ms or 0, job.cancel_requested
+    return job.attempt, version(job), waits, job.lease_until_ms or 0, job.cancel_requested
+
+
+def version(job: Job) -> int:
+    """How often others have changed the job."""
+    return 0 if job.changes is None else job.changes.count

@@ -15,19 +15,34 @@ import hashlib
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import BATCH_BYTES, portions
+from tickwheel.changes import Put
 from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock, SystemClock
 from tickwheel.concurrency import first_of
 from tickwheel.errors import StoreUnavailable
-from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
+from tickwheel.job import (
+    CancelOutcome,
+    Job,
+    Move,
+    MoveOutcome,
+    Outcome,
+    PutOutcome,
+    Settlement,
+    State,
+)
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    NO_ASKS,
     PARKED_LIMIT,
+    Ask,
+    Asks,
     Durability,
     Finding,
     Page,
@@ -44,13 +59,14 @@ from tickwheel.store import (
 from tickwheel.stores.nats import steps
 from tickwheel.stores.nats.answers import nanoseconds
 from tickwheel.stores.nats.away import Away
-from tickwheel.stores.nats.browse import alive, counted, cursor_at, parse_cursor, scans
+from tickwheel.stores.nats.browse import counted, cursor_at, parse_cursor, scans
 from tickwheel.stores.nats.buckets import take_token
 from tickwheel.stores.nats.ends import Ends
 from tickwheel.stores.nats.health import durability_of, findings_of, sizes_of
 from tickwheel.stores.nats.parked import Arrivals, Part
+from tickwheel.stores.nats.requests import Requests, gather
 from tickwheel.stores.nats.shard import Shard
-from tickwheel.stores.nats.steps import Line, Step
+from tickwheel.stores.nats.steps import Line
 from tickwheel.stores.nats.url import NatsOptions
 from tickwheel.stores.nats.wire import Message, Wire, publish_line
 
@@ -82,8 +98,7 @@ class NatsStore:
         self._watched_s = 0.0
         # Shards that don't answer: the others don't wait for them.
         self._away = Away(self._shards)
-        # Set when a job of this worker gets a cancel request, by worker.
-        self._cancel_events: dict[str, asyncio.Event] = {}
+        self._requests = Requests(options.namespace)
         # The tasks whose parked jobs this handle hears of, and its subscription.
         self._tasks: Collection[str] = ()
         self._parked_subscription: int | None = None
@@ -108,7 +123,7 @@ class NatsStore:
             for n in range(options.shards)
         ]
         wire.on_stray = self._stray
-        self._ends.wire = wire
+        self._ends.wire = self._requests.wire = wire
         try:
             await wire.open()
             wire.on_up = self._came_back
@@ -131,7 +146,7 @@ class NatsStore:
         for shard in self._shards:
             await shard.delivery.close()
         await wire.close()
-        self._cancel_events.clear()
+        self._requests.close()
         self._tasks, self._parked_subscription = (), None
         await self._options.close()
 
@@ -154,8 +169,7 @@ class NatsStore:
         for shard in self._shards:
             shard.stream.doubt((self._clock.now_ms() + DOUBT_MS) * MS_NS)
             shard.delivery.reconnected()
-        for event in self._cancel_events.values():
-            event.set()
+        self._requests.reconnected()
         self._ends.reconnected()
 
     def _stray(self, message: Message) -> None:
@@ -228,6 +242,26 @@ class NatsStore:
             raise failure
         return life.which_added(jobs, added)
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        return await self._ask(puts, now_ms)
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        return await self._ask(moves, now_ms)
+
+    async def _ask(self, asks: Sequence[Put | Move], now_ms: int) -> list[Any]:
+        await self._keep_watch()
+        asked = changes.by_id(asks)
+        answers: dict[str, list[Any]] = {}
+        for shard, ids in self._split(asked).items():
+            if shard.stream.unsafe:
+                raise StoreUnavailable(shard.stream.unsafe)
+            for some in portions(ids, lambda id: asked[id].bytes, most=OPERATED):
+                mine = [ask for id in some for ask in asked[id].asks]
+                found, told = await shard.changing.ask(mine, now_ms=now_ms)
+                answers |= found
+                self._requests.tell(told)
+        return changes.in_order(asks, answers)
+
     async def claim(
         self,
         queues: Sequence[str],
@@ -240,7 +274,7 @@ class NatsStore:
         call: int | None = None,
         again: bool = False,
     ) -> list[Job]:
-        self._cancel_event(worker)
+        self._requests.event(worker)
         self._subscribe_parked(tasks)
         await self._keep_watch()
         if again and call is not None and (held := await self._claimed_by(call, now_ms, lease_ms)):
@@ -292,40 +326,19 @@ class NatsStore:
         seconds = (until_ms - now_ms) / 1000
         await first_of(*(shard.delivery.wait(queues, seconds, tasks) for shard in shards))
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        requested = self._cancel_event(worker)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + (until_ms - now_ms) / 1000
-        while True:
-            requested.clear()
-            ids: list[str] = []
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
+        async def look(asks: dict[str, Ask]) -> None:
+            await self._away.of_each(self._turn(), lambda shard: gather(shard, worker, asks))
 
-            async def gather(shard: Shard, ids: list[str] = ids) -> None:
-                subjects = [shard.layout.of_kind(kind, None) for kind in steps.CANCELLING]
-                for standing in await shard.jobs.gathered(*subjects):
-                    if standing.job.worker == worker:
-                        ids.append(standing.job.id)
-
-            await self._away.of_each(self._turn(), gather)
-            left = end - loop.time()
-            if ids or left <= 0:
-                return ids
-            await first_of(requested.wait(), timeout_s=left)
+        wait_s = (until_ms - now_ms) / 1000
+        return await self._requests.asked(worker, look, known, wait_s)
 
     async def watch_ended(
         self, ids: Collection[str], tell: Tell, *, now_ms: int, until_ms: int
     ) -> None:
         await self._ends.watch(ids, tell, now_ms=now_ms, until_ms=until_ms)
-
-    def _cancel_event(self, worker: str) -> asyncio.Event:
-        """An event that is set when one of this worker's jobs gets a cancel request."""
-        event = self._cancel_events.get(worker)
-        if event is None:
-            event = self._cancel_events[worker] = asyncio.Event()
-            subject = f"{self._first.layout.notify_cancel}.{steps.subject_part(worker)}"
-            assert self._wire is not None
-            self._wire.subscribe(subject, lambda _: event.set())
-        return event
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
         by_id = {job.id: job for job in jobs}
@@ -376,8 +389,7 @@ class NatsStore:
             found, requested = await shard.jobs.cancel(mine, now_ms=now_ms)
             answers |= found
             self._ends.notify(found)
-            for worker in {job.worker for job in requested if job.worker}:
-                self._notify(f"{self._first.layout.notify_cancel}.{steps.subject_part(worker)}")
+            self._requests.tell(requested)
         return [answers.get(id, CancelOutcome.UNKNOWN) for id in ids]
 
     def _notify(self, subject: str, data: bytes = b"") -> None:
@@ -563,20 +575,10 @@ class NatsStore:
                 self._notify(f"{shard.layout.notify}.r.{steps.subject_part(queue)}.again")
 
     async def beat(self, worker: WorkerInfo) -> None:
-        shard = self._shard("")
-        subject = f"{shard.layout.prefix}.w.{steps.subject_part(worker.name)}"
-        if worker.gone_after_ms <= 0:
-            await shard.stream.purge(subject)
-            return
-        # In whole seconds, so it may expire a little late; `workers` leaves it out by then.
-        ttl_s = worker.gone_after_ms // 1000 + 1
-        step = Step(subject, f"Nats-TTL: {ttl_s}s\r\n", msgspec.json.encode(worker))
-        await shard.room.store(step)
+        await self._shard("").beat(worker)
 
     async def workers(self, *, now_ms: int) -> list[WorkerInfo]:
-        shard = self._shard("")
-        found = await shard.stream.all_of(f"{shard.layout.prefix}.w.*")
-        return alive([body for _, _, body in found], now_ms)
+        return await self._shard("").workers(now_ms)
 
     async def throttle(self, key: str, rate: Rate, *, now_ms: int) -> int:
         return await take_token(self._shard(key), key, rate, now_ms)

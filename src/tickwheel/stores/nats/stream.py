@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import logging
 import secrets
@@ -31,7 +32,12 @@ from tickwheel.stores.nats.answers import (
     allowed,
     nanoseconds,
 )
-from tickwheel.stores.nats.consumers import COUNTED, SETTINGS, consumer_name
+from tickwheel.stores.nats.consumers import (
+    COUNTED,
+    consumer_name,
+    is_outdated,
+    settings_of_consumer,
+)
 from tickwheel.stores.nats.publishing import as_batch, as_json_bytes, as_singles, size_of
 from tickwheel.stores.nats.settings import (
     NO_LIMITS,
@@ -73,6 +79,8 @@ LOOKS = 4
 LOOK_AGAIN_S = 0.005
 # How long a ready message may take from delivery to claim. Not the lease, which is a schedule.
 ACK_WAIT_S = 10
+# A ready message that is older is looked up before it is claimed: its job may have been changed.
+DOUBTED_S = steps.HOLD_MS / 2 / 1000
 # The server's last valid date.
 FAR_MS = 253_402_300_799_000
 # A queue is paused until then.
@@ -235,16 +243,6 @@ class Stream:
         moved = await self.store([Step(f"{prefix}.p.b.q.{id}", check.headers + drop + never, b"")])
         if moved is None or await self.leader_last(first.subject):
             raise StoreIncompatible("this NATS server can't move a schedule in one message")
-
-    async def stranded(self, queue: str, names: Iterable[str]) -> list[str]:
-        """Priorities of a queue that have ready messages and, by these names, no consumer."""
-        known = set(names)
-        return [
-            priority
-            for priority in steps.PRIORITIES
-            if consumer_name(queue, f"r{priority}") not in known
-            and (await self.page(self._layout.ready(queue, priority), from_seq=1, limit=1))[0]
-        ]
 
     # --- Storing
 
@@ -495,7 +493,7 @@ class Stream:
     def doubts(self, message: ReadyMessage) -> bool:
         """Whether a message may have been delivered to another handle, before or since."""
         age_s = asyncio.get_running_loop().time() - message.at_s
-        return message.again or message.connection != self.connection or age_s > ACK_WAIT_S / 2
+        return message.again or message.connection != self.connection or age_s > DOUBTED_S
 
     def ack(self, messages: Sequence[ReadyMessage]) -> None:
         """Acknowledge ready messages without waiting: the next claim of a leftover is refused."""
@@ -544,9 +542,12 @@ class Stream:
         the queues of `parked`, jobs may be parked."""
         found = await self.list_consumers()
         kinds: defaultdict[str, set[str]] = defaultdict(set)
-        for each in found:
+        for each in found[:]:
             metadata = each["config"]["metadata"]
-            kinds[metadata["queue"]].add(metadata["kind"])
+            if is_outdated(each, self._layout) and await self._forget_consumer(each["name"]):
+                found.remove(each)
+            else:
+                kinds[metadata["queue"]].add(metadata["kind"])
         lines = set(parked)
         for queue in {*kinds, *lines}:
             for kind, parts in COUNTED.items():
@@ -555,20 +556,19 @@ class Stream:
                     found.append(await self._ensure_consumer(queue, kind, subjects))
         return found
 
+    async def _forget_consumer(self, name: str) -> bool:
+        """Delete one that counts, but not as it should: it is never read from, so nothing is lost.
+        False if we may not; then a worker does it."""
+        with contextlib.suppress(Denied):
+            await self.api(f"CONSUMER.DELETE.{self._name}.{name}")
+            return True
+        return False
+
     async def _ensure_consumer(
         self, queue: str, kind: str, subjects: list[str], **more: str
     ) -> dict[str, Any]:
-        name = consumer_name(queue, kind)
-        config = {
-            "name": name,
-            "durable_name": name,
-            "filter_subjects": subjects,
-            **SETTINGS,
-            "ack_wait": ACK_WAIT_S * 1_000_000_000,
-            "deliver_policy": "all",
-            "metadata": {"queue": queue, "kind": kind},
-            **more,
-        }
+        config = settings_of_consumer(queue, kind, subjects, ACK_WAIT_S) | more
+        name = config["name"]
         request = {"stream_name": self._name, "config": config}
         return answers.must(await self.api(f"CONSUMER.CREATE.{self._name}.{name}", request))
 

@@ -12,7 +12,7 @@ import msgspec
 from tickwheel.batch import portions
 from tickwheel.job import Job, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import Page, Query, QueueInfo, SlotCounts, Slots, WorkerInfo
+from tickwheel.store import Ask, Page, Query, QueueInfo, SlotCounts, Slots, WorkerInfo
 from tickwheel.stores.pager import MetaPager, Pager, Table
 from tickwheel.stores.postgres import parking
 from tickwheel.stores.postgres.pool import Connection
@@ -72,9 +72,15 @@ async def next_claimable_ms(
     return next_ms
 
 
-async def cancel_requests(db: Connection, schema: str, worker: str) -> list[str]:
-    cursor = await db.execute(f"select id from {schema}.job where asked and worker = %s", (worker,))
-    return [id for (id,) in await cursor.fetchall()]
+async def asked(db: Connection, schema: str, worker: str) -> dict[str, Ask]:
+    cursor = await db.execute(
+        f"""select id, asked from {schema}.job where asked and worker = %(worker)s
+            union all
+            select id, asked from {schema}.job
+            where told and not asked and worker = %(worker)s and state = 'running'""",
+        {"worker": worker},
+    )
+    return {id: Ask.STOP if stop else Ask.PUT_BACK for id, stop in await cursor.fetchall()}
 
 
 async def time_ns(db: Connection) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tickwheel.job import Job, Priority, Progress, Run, State
+from tickwheel.job import Changes, Job, Priority, Progress, Run, State
 from tickwheel.stores.postgres.pool import Connection
 
 T = TypeVar("T")
@@ -17,6 +17,7 @@ encode = msgspec.json.encode
 _histories = msgspec.json.Decoder(tuple[Run, ...])
 _metas = msgspec.json.Decoder(dict[str, str])
 _progresses = msgspec.json.Decoder(Progress)
+_changes = msgspec.json.Decoder(Changes)
 _states = {state.value: state for state in State}
 LEVELS = [int(priority) for priority in Priority]
 # How often jobs are read again if they changed before they could be written.
@@ -35,7 +36,7 @@ ROW = ", ".join(_READ.get(name, f"job.{name}") for name in Job.__struct_encode_f
 ROW_BYTES = (
     "octet_length(payload) + octet_length(history) + coalesce(octet_length(result), 0)"
     " + coalesce(octet_length(traceback), 0) + coalesce(octet_length(meta), 0)"
-    " + coalesce(octet_length(progress), 0)"
+    " + coalesce(octet_length(progress), 0) + coalesce(octet_length(changes), 0)"
 )
 
 
@@ -48,7 +49,13 @@ def job_of(row: Sequence[Any]) -> Job:
         fields["meta"] = _read(_metas, fields["meta"])
     if fields["progress"] is not None:
         fields["progress"] = _read(_progresses, fields["progress"])
+    if fields["changes"] is not None:
+        fields["changes"] = changes_of(fields["changes"])
     return Job(**fields)
+
+
+def changes_of(text: str | None) -> Changes | None:
+    return None if text is None else _read(_changes, text)
 
 
 def _read(decoder: msgspec.json.Decoder[T], text: str) -> T | None:
@@ -69,8 +76,8 @@ _TYPES = {
     **dict.fromkeys(("retries", "attempt", "failures", "takeovers"), "integer"),
     **dict.fromkeys(("due_ms", "created_ms", "timeout_ms", "expires_ms", "fence"), "bigint"),
     **dict.fromkeys(("lease_until_ms", "started_ms", "settled", "ended_ms"), "bigint"),
-    **dict.fromkeys(("parked", "asked"), "boolean"),
-    **dict.fromkeys(("meta", "progress", "history"), "json"),
+    **dict.fromkeys(("parked", "asked", "told"), "boolean"),
+    **dict.fromkeys(("meta", "progress", "history", "changes"), "json"),
     "priority": "smallint",
     "seen": "xid",
 }
@@ -85,7 +92,8 @@ def record(fields: Iterable[str]) -> str:
 
 def new(name: str) -> str:
     """A field of an encoded job, as a value for its column."""
-    value = f"new.{name}::text" if name in ("history", "meta", "progress") else f"new.{name}"
+    json = ("history", "meta", "progress", "changes")
+    value = f"new.{name}::text" if name in json else f"new.{name}"
     default = {field.encode_name: field.default for field in msgspec.structs.fields(Job)}[name]
     if default is None or default is msgspec.NODEFAULT:
         return value
@@ -119,15 +127,25 @@ _CHANGED = (
 )  # fmt: skip
 
 
+# What only a change by others touches.
+_CHOSEN = (
+    "task", "payload", "queue", "created_ms", "retries", "timeout_ms", "expires_ms", "meta",
+    "changes",
+)  # fmt: skip
+
+
 @cache
-def _writing(schema: str, locked: str) -> str:
-    values = {name: new(name) for name in _CHANGED}
+def _writing(schema: str, locked: str, changed: bool) -> str:
+    columns = (*_CHANGED, *_CHOSEN) if changed else _CHANGED
+    values = {name: new(name) for name in columns}
     values |= {"state": f"{values['state']}::{schema}.state", "watch_ms": "new.lease_until_ms"}
     values["priority"] = f"{new('priority')} - case when new.parked then 4 else 0 end"
+    if changed:
+        values["told"] = "new.told"
     return f"""
         with mine as materialized (
             select job.ctid as row_id, new.*
-            from {record(("seen", "id", "priority", "parked", *_CHANGED))}
+            from {record(("seen", "id", "priority", "parked", "told", *columns))}
             join {schema}.job on job.id = new.id and job.xmin = new.seen
             order by job.id for update of job {locked})
         update {schema}.job set {", ".join(f"{name} = {value}" for name, value in values.items())}
@@ -142,6 +160,8 @@ async def write_jobs(
     returns the ids of the jobs that were written."""
     if not changes:
         return set()
-    rows = [{"seen": mark, **msgspec.to_builtins(job)} for mark, job in changes]
-    cursor = await db.execute(_writing(schema, locked), {"jobs": encode(rows).decode()})
+    rows = [{"seen": mark, "told": job.told, **msgspec.to_builtins(job)} for mark, job in changes]
+    changed = any(job.changes is not None for _, job in changes)
+    statement = _writing(schema, locked, changed)
+    cursor = await db.execute(statement, {"jobs": encode(rows).decode()})
     return {id for (id,) in await cursor.fetchall()}

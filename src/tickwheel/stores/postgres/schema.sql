@@ -456,3 +456,58 @@ begin
                        case reader when 0 then 'public' else reader::regrole::text end);
     end loop;
 end $$;
+
+-- part 8
+
+-- What others have asked of a job since it was added: JSON. `told` says that its holder is to put it
+-- back, unless it has started.
+alter table tickwheel.job
+    add column changes text,
+    add column told boolean not null default false;
+
+create index job_told on tickwheel.job (worker) where told;
+
+create or replace function tickwheel.job_moved() returns trigger language plpgsql as $$
+begin
+    insert into tickwheel.tally
+        select queue, state, sum(jobs) from (
+            select queue, state, count(*) as jobs from after group by queue, state
+            union all
+            select queue, state, -count(*) from before group by queue, state) as moved
+        group by queue, state having sum(jobs) <> 0;
+    perform tickwheel.tell(kind, name) from (
+        select distinct 'q' as kind, queue as name from after
+        where state = 'waiting' and priority >= 0 and due_ms <= tickwheel.now_ms() + 5000
+        union
+        select distinct 't', task from after
+        where state = 'waiting' and priority < 0 and due_ms <= tickwheel.now_ms() + 5000
+        union
+        select distinct 'a', worker from after
+        where (asked or told) and state = 'running') as news;
+    return null;
+end $$;
+
+-- Only what replaces a job sets its meta, so no other update calls this.
+create function tickwheel.job_meta_changed() returns trigger language plpgsql
+security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+begin
+    if old.meta is not null then
+        delete from tickwheel.job_meta as old_one using json_each_text(old.meta::json) as pair
+            where old_one.name = pair.key and old_one.value = pair.value and old_one.n = old.n;
+    end if;
+    if new.meta is not null then
+        insert into tickwheel.job_meta
+            select key, value, new.n, new.id from json_each_text(new.meta::json);
+    end if;
+    return null;
+exception
+    -- Another program has written something else as meta.
+    when data_exception then return null;
+end $$;
+
+revoke execute on function tickwheel.job_meta_changed from public;
+
+create trigger job_meta_changed after update of meta on tickwheel.job
+    for each row when (old.meta is distinct from new.meta)
+    execute function tickwheel.job_meta_changed();

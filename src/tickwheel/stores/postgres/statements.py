@@ -11,10 +11,10 @@ of their ids, so that two batches never deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from tickwheel import job as life
 from tickwheel.batch import portions
 from tickwheel.errors import StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import CancelOutcome, Job, Progress, Run, Settlement, State
+from tickwheel.job import CancelOutcome, Job, State
 from tickwheel.limit import MS_NS, Rate, admit
 from tickwheel.schedule import Schedule
 from tickwheel.store import WorkerInfo
@@ -31,13 +31,13 @@ from tickwheel.stores.postgres.pool import Connection
 from tickwheel.stores.postgres.rows import (
     ROW_BYTES,
     TRIES,
-    by_id,
-    encode,
     encoded,
     new,
     record,
     write_jobs,
 )
+
+T = TypeVar("T")
 
 # How many rows of counts are folded into few at once.
 FOLD = 20_000
@@ -50,7 +50,7 @@ _ADDED = (
     "attempt", "failures", "takeovers", "worker", "error", "history",
 )  # fmt: skip
 # The same, of jobs that have one of these: columns that came later.
-_WHOLE = (*_ADDED, "expires_ms", "meta", "progress", "traceback")
+_WHOLE = (*_ADDED, "expires_ms", "meta", "progress", "traceback", "changes")
 
 
 @cache
@@ -69,7 +69,10 @@ def adding(jobs: Sequence[Job], schema: str = "tickwheel") -> tuple[str, dict[st
     """
     # Plain jobs can be added before the schema is upgraded: a web server of a new release may start
     # before the first worker. Only jobs from another store have progress or a traceback.
-    whole = any(job.attempt or job.meta is not None or job.expires_ms is not None for job in jobs)
+    whole = any(
+        job.attempt or job.meta is not None or job.expires_ms is not None or job.changes
+        for job in jobs
+    )
     return _adding(schema, _WHOLE if whole else _ADDED), {"jobs": encoded(jobs)}
 
 
@@ -78,225 +81,6 @@ async def add(db: Connection, schema: str, jobs: Sequence[Job]) -> list[bool]:
     if cursor.rowcount == len(jobs):
         return [True] * len(jobs)
     return life.which_added(jobs, [id for (id,) in await cursor.fetchall()])
-
-
-# --- Holding
-
-# Only a RUNNING job has a lease, so there is no condition on the state: with one, the server might
-# go through all running jobs to find these.
-
-
-# Most jobs tell no progress, and to look for it in each row takes time: so there are two of each.
-
-
-@cache
-def _extending(schema: str, told: bool) -> str:
-    # `watch_ms` is left alone while it is far enough away: changing it would touch an index. It is
-    # never later than the lease's end.
-    return f"""
-        update {schema}.job set
-            lease_until_ms = %(until)s, started_ms = held.started_ms,
-            progress = {"held.progress::text" if told else "null"},
-            watch_ms = case when watch_ms between %(enough)s and %(until)s then watch_ms
-                            else %(until)s end
-        from json_to_recordset(%(held)s)
-            as held(id text, fence bigint, started_ms bigint{", progress json" if told else ""})
-        where job.id = held.id and job.fence = held.fence and lease_until_ms > %(now)s
-        returning job.id, job.fence, job.asked"""
-
-
-class _Held(msgspec.Struct, omit_defaults=True):
-    id: str
-    fence: int
-    started_ms: int | None = None
-    progress: Progress | None = None
-
-
-async def extend(
-    db: Connection, schema: str, jobs: Sequence[Job], now_ms: int, lease_ms: int
-) -> list[Job | None]:
-    until_ms = now_ms + lease_ms
-    held = [
-        _Held(job.id, job.fence, job.started_ms, _storable_progress(job.progress))
-        for job in sorted(jobs, key=by_id)
-    ]
-    cursor = await db.execute(
-        _extending(schema, any(job.progress is not None for job in jobs)),
-        {
-            "held": encode(held).decode(),
-            "now": now_ms,
-            "until": until_ms,
-            "enough": now_ms + lease_ms // 3,
-        },
-    )
-    ours = {(id, fence): requested for id, fence, requested in await cursor.fetchall()}
-    return [
-        life.extended(
-            life.as_held(job, cancel_requested=requested),
-            job,
-            now_ms=now_ms,
-            lease_ms=lease_ms,
-        )
-        if (requested := ours.get((job.id, job.fence))) is not None
-        else None
-        for job in jobs
-    ]
-
-
-class _Settled(msgspec.Struct, omit_defaults=True):
-    """What a settlement makes of a job; `stopped_…` is for a job that was asked to stop."""
-
-    id: str
-    fence: int
-    state: State
-    ended_ms: int | None
-    stopped_state: State
-    stopped_ended_ms: int | None
-    due_ms: int
-    failures: int
-    error: str | None
-    result: str | None
-    history: tuple[Run, ...]
-    parked: bool = False
-    traceback: str | None = None
-    progress: Progress | None = None
-
-    @classmethod
-    def of(cls, settlement: Settlement) -> _Settled:
-        job = settlement.job
-        error, traceback = _storable(settlement.error), _storable(settlement.traceback)
-        if error is not settlement.error or traceback is not settlement.traceback:
-            settlement = msgspec.structs.replace(settlement, error=error, traceback=traceback)
-        after, stopped = life.settled_either_way(settlement)
-        return cls(
-            id=job.id,
-            fence=job.fence,
-            state=after.state,
-            ended_ms=after.ended_ms,
-            stopped_state=stopped.state,
-            stopped_ended_ms=stopped.ended_ms,
-            due_ms=after.due_ms,
-            failures=after.failures,
-            error=after.error,
-            result=after.result,
-            history=after.history,
-            parked=after.parked,
-            traceback=after.traceback,
-            progress=_storable_progress(after.progress),
-        )
-
-
-def _storable(text: str | None) -> str | None:
-    """The one character that PostgreSQL can't store, and an error may contain anything."""
-    return text.replace("\0", "\\x00") if text is not None and "\0" in text else text
-
-
-def _storable_progress(progress: Progress | None) -> Progress | None:
-    """The task's own words: they must not keep the leases of other jobs from being extended."""
-    if progress is None or "\0" not in progress.words:
-        return progress
-    return Progress(progress.part, _storable(progress.words) or "")
-
-
-@cache
-def _settling(schema: str, told: bool) -> str:
-    return f"""
-        update {schema}.job set
-            state = (case when asked then new.stopped_state else new.state end)::{schema}.state,
-            ended_ms = case when asked then new.stopped_ended_ms else new.ended_ms end,
-            priority = priority - case when new.parked and not asked then 4 else 0 end,
-            due_ms = new.due_ms, failures = new.failures, lease_until_ms = null, watch_ms = null,
-            started_ms = null, asked = false, settled = new.fence, error = new.error,
-            traceback = new.traceback, result = new.result, history = new.history::text,
-            progress = {"new.progress::text" if told else "null"}
-        from json_to_recordset(%(settled)s) as new(
-            id text, fence bigint, state text, ended_ms bigint, stopped_state text,
-            stopped_ended_ms bigint, due_ms bigint, failures integer, error text, result text,
-            history json, parked boolean, traceback text{", progress json" if told else ""})
-        where job.id = new.id and job.fence = new.fence and lease_until_ms > %(now)s
-        returning job.id, new.fence"""
-
-
-class _Finished(msgspec.Struct, omit_defaults=True):
-    """What a run that is `just_done` makes of a job. The history as text: the server doesn't have
-    to read it."""
-
-    id: str
-    fence: int
-    ended_ms: int
-    history: str
-    result: str | None = None
-
-
-@cache
-def _finishing(schema: str) -> str:
-    return f"""
-        update {schema}.job set
-            state = 'done', ended_ms = new.ended_ms, lease_until_ms = null, watch_ms = null,
-            started_ms = null, asked = false, settled = new.fence, error = null, traceback = null,
-            result = new.result, history = new.history, progress = null
-        from json_to_recordset(%(finished)s) as new(
-            id text, fence bigint, ended_ms bigint, history text, result text)
-        where job.id = new.id and job.fence = new.fence and lease_until_ms > %(now)s"""
-
-
-async def settle(
-    db: Connection, schema: str, settlements: Sequence[Settlement], now_ms: int
-) -> list[bool]:
-    """Usually all are done and held, and a short statement writes them. If it leaves some, the long
-    one sees to all of them: what was written counts as settled before."""
-    different = len({each.job.id for each in settlements}) == len(settlements)
-    if different and all(map(life.just_done, settlements)):
-        finished = await _finish(db, schema, settlements, now_ms)
-        if finished == len(settlements):
-            return [True] * finished
-    return await _settle(db, schema, settlements, now_ms)
-
-
-async def _finish(
-    db: Connection, schema: str, settlements: Sequence[Settlement], now_ms: int
-) -> int:
-    rows = [
-        _Finished(
-            each.job.id,
-            each.job.fence,
-            each.ended_ms,
-            encode(life.lengthened(each.job.history, each)).decode(),
-            each.result,
-        )
-        for each in sorted(settlements, key=_by_id)
-    ]
-    values = {"finished": encode(rows).decode(), "now": now_ms}
-    return (await db.execute(_finishing(schema), values)).rowcount
-
-
-def _by_id(settlement: Settlement) -> str:
-    return settlement.job.id
-
-
-async def _settle(
-    db: Connection, schema: str, settlements: Sequence[Settlement], now_ms: int
-) -> list[bool]:
-    first = _first_by_attempt(settlements)
-    rows = [_Settled.of(first[key]) for key in sorted(first)]
-    statement = _settling(schema, any(row.progress is not None for row in rows))
-    cursor = await db.execute(statement, {"settled": encode(rows).decode(), "now": now_ms})
-    taken = set(await cursor.fetchall())
-    if missing := [id for id, fence in first if (id, fence) not in taken]:
-        # This may repeat a settlement whose reply was lost.
-        cursor = await db.execute(
-            f"select id, settled from {schema}.job where id = any(%s)", (missing,)
-        )
-        taken.update(await cursor.fetchall())
-    return [(each.job.id, each.job.fence) in taken for each in settlements]
-
-
-def _first_by_attempt(settlements: Iterable[Settlement]) -> dict[tuple[str, int], Settlement]:
-    """The settlements that count, by id and fence: of two for one attempt, the first."""
-    first: dict[tuple[str, int], Settlement] = {}
-    for settlement in settlements:
-        first.setdefault((settlement.job.id, settlement.job.fence), settlement)
-    return first
 
 
 # --- Operators' steps
@@ -314,7 +98,7 @@ def _cancelling(schema: str) -> str:
             ended_ms = case state when 'waiting' then %(now)s::bigint end,
             asked = state = 'running', priority = priority & 3
         where id = any(%(ids)s) and not (select lost.any from lost)
-          and (state = 'waiting' or lease_until_ms > %(now)s)
+          and (state = 'waiting' or lease_until_ms > %(now)s) and not told
         returning id, state"""
 
 
@@ -349,8 +133,8 @@ async def _cancel_each(
         for some in portions(live, itemgetter(1)):
             seen = await rows.marked(db, schema, [id for id, _ in some])
             told = {id: life.cancel(job, now_ms=now_ms) for id, (_, job) in seen.items()}
-            changes = [(seen[id][0], job) for id, (_, job) in told.items()]
-            written = await write_jobs(db, schema, changes)
+            changed = [(seen[id][0], job) for id, (_, job) in told.items()]
+            written = await write_jobs(db, schema, changed)
             answers |= {id: answer for id, (answer, _) in told.items() if id in written}
             rest += [id for id in told if id not in written]
         if not rest:

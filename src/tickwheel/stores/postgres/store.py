@@ -14,14 +14,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tickwheel.batch import BATCH, portions, weightless
+from tickwheel.changes import Put
 from tickwheel.clock import Clock
 from tickwheel.errors import BadConfig, StoreError, StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    NO_ASKS,
     RECORDS_LIMIT,
+    Ask,
+    Asks,
     Durability,
     Finding,
     Page,
@@ -34,6 +38,7 @@ from tickwheel.store import (
     WorkerInfo,
     each_once,
     job_bytes,
+    put_bytes,
     record_bytes,
     settlement_bytes,
 )
@@ -46,7 +51,15 @@ except ImportError as error:
         "postgresql:// needs the driver psycopg: pip install 'tickwheel[postgresql]'"
     ) from error
 
-from tickwheel.stores.postgres import browse, claiming, health, parking, statements
+from tickwheel.stores.postgres import (
+    browse,
+    changing,
+    claiming,
+    health,
+    holding,
+    parking,
+    statements,
+)
 from tickwheel.stores.postgres.notify import EndListener, Listener
 from tickwheel.stores.postgres.pool import Pool
 from tickwheel.stores.postgres.schema import make_ready, migrate
@@ -185,6 +198,18 @@ class PostgresStore:
         sql, parameters = statements.adding(jobs, self._schema)
         return Statement("postgresql", sql, parameters["jobs"])
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        answers: list[PutOutcome] = await self._in_batches(
+            changing.ask, puts, now_ms, weigh=put_bytes
+        )
+        self._notify()
+        return answers
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        answers: list[MoveOutcome] = await self._in_batches(changing.ask, moves, now_ms)
+        self._notify()
+        return answers
+
     async def claim(
         self,
         queues: Sequence[str],
@@ -212,11 +237,11 @@ class PostgresStore:
         return jobs
 
     async def extend(self, jobs: Sequence[Job], *, now_ms: int, lease_ms: int) -> list[Job | None]:
-        return await self._in_batches(statements.extend, jobs, now_ms, lease_ms)
+        return await self._in_batches(holding.extend, jobs, now_ms, lease_ms)
 
     async def settle(self, settlements: Sequence[Settlement], *, now_ms: int) -> list[bool]:
         answers = await self._in_batches(
-            statements.settle, settlements, now_ms, weigh=settlement_bytes
+            holding.settle, settlements, now_ms, weigh=settlement_bytes
         )
         if any(settlement.state is State.WAITING for settlement in settlements):
             self._notify()
@@ -262,12 +287,14 @@ class PostgresStore:
             topics, next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_of(self.ahead_ms)
         )
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        async def find() -> list[str]:
-            return await self._run(browse.cancel_requests, worker)
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
+        async def find() -> dict[str, Ask]:
+            return await self._run(browse.asked, worker)
 
         return await self._open_listener().until_found(
-            [f"a{worker}"], find, now_ms=now_ms, until_ms=until_ms
+            [f"a{worker}"], find, known=known, now_ms=now_ms, until_ms=until_ms
         )
 
     async def watch_ended(

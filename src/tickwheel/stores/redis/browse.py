@@ -8,7 +8,7 @@ import msgspec
 
 from tickwheel.job import Job, State
 from tickwheel.schedule import Schedule
-from tickwheel.store import PARKED_LIMIT, Page, Query, QueueInfo, WorkerInfo, not_a_cursor
+from tickwheel.store import PARKED_LIMIT, Ask, Page, Query, QueueInfo, WorkerInfo, not_a_cursor
 from tickwheel.stores.redis import keys, records, times
 from tickwheel.stores.redis.reading import get, names_of_queues
 from tickwheel.stores.redis.wire import Wire
@@ -39,7 +39,10 @@ async def find(wire: Wire, query: Query, cursor: str | None, limit: int) -> Page
         found, lines, seen, whole, looked, size = await wire.step(
             *("find", sets, task, limit - len(jobs), SCAN, looked, size, behind), keys=sets
         )
-        jobs += [job for job in records.read_all(found, lines) if job]
+        # A record may also have the task of a job that follows.
+        jobs += [
+            job for job in records.read_all(found, lines) if job and query.task in (None, job.task)
+        ]
         last, behind = seen or last, False
         if not whole:
             return Page(jobs=jobs, cursor=records.cursor_of(last), looked=looked)
@@ -63,7 +66,7 @@ async def _find_tagged(wire: Wire, query: Query, cursor: str | None, limit: int)
     )
     # An older release may have deleted a job without its tags, and its id may be used again.
     tagged = [job for job in records.read_all(found, lines) if job and query.has_meta(job)]
-    jobs = [job for job in tagged if query.in_time(job)]
+    jobs = [job for job in tagged if query.in_time(job) and query.task in (None, job.task)]
     return Page(jobs=jobs, cursor=None if whole else records.cursor_after(last), looked=len(tagged))
 
 
@@ -158,8 +161,11 @@ async def workers(wire: Wire, now_ms: int) -> list[WorkerInfo]:
     return sorted(alive, key=lambda worker: worker.name)
 
 
-async def cancel_requests(wire: Wire, worker: str) -> list[str]:
+async def asked(wire: Wire, worker: str) -> dict[str, Ask]:
     name = records.as_line(worker)
-    # All that begins with the name and a line break: "\x0b" is the character after that.
-    found = await wire.send("ZRANGEBYLEX", wire.key("asked"), f"[{name}\n", f"({name}\x0b")
-    return [each.decode().partition("\n")[2] for each in found]
+    asks: dict[str, Ask] = {}
+    for key, ask in (("told", Ask.PUT_BACK), ("asked", Ask.STOP)):
+        # All that begins with the name and a line break: "\x0b" is the character after that.
+        found = await wire.send("ZRANGEBYLEX", wire.key(key), f"[{name}\n", f"({name}\x0b")
+        asks |= {each.decode().partition("\n")[2]: ask for each in found}
+    return asks

@@ -12,6 +12,8 @@ FIXED = (
 )
 # Keys that a step touches if it adds, finds or deletes jobs with meta.
 META = ("meta", "tags")
+# Keys that a step touches if it changes jobs because others ask for it.
+TOLD = ("told",)
 # Keys that only `open` touches: one to try commands on, and one of an older layout.
 OPENING = ("probe", "queues")
 

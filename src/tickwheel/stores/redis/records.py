@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from tickwheel import job as life
-from tickwheel.job import Job, Priority, Progress, State
+from tickwheel.job import Changes, Job, Priority, Progress, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import CURSOR_LIMIT
 
@@ -130,9 +130,23 @@ def read(record: bytes, lines: bytes | None) -> Job:
     _, _, size, rest = record.split(b" ", 3)
     job = _job(memoryview(rest)[int(size) :])
     if lines:
+        changes = job.changes
+        if changes is not None:
+            # What is pending is for the last claim, not for those before it.
+            job = msgspec.structs.replace(job, changes=None)
         for line in reversed(lines.split(b"\n")):
             job = _STEPS[line[:1]](job, line)
+        if changes is not None:
+            running = job.state is State.RUNNING
+            changes = changes if running else life.settled_changes(changes)
+            job = msgspec.structs.replace(job, changes=changes)
     return job
+
+
+def rewritten(record_: bytes, changes: Changes | None) -> str:
+    """A record with these changes: that of a job that runs, which stays as it was before its
+    claim."""
+    return record(msgspec.structs.replace(read(record_, None), changes=changes))
 
 
 def read_all(records: Sequence[bytes | None], lines: Sequence[bytes | None]) -> list[Job | None]:
@@ -153,7 +167,8 @@ def _claimed(job: Job, line: bytes) -> Job:
     if asked == b"0" and not started:
         return held
     started_ms = int(started) if started not in (b"", _UNKNOWN.encode()) else None
-    return msgspec.structs.replace(held, cancel_requested=asked == b"1", started_ms=started_ms)
+    stop = asked in (b"1", b"3")
+    return msgspec.structs.replace(held, cancel_requested=stop, started_ms=started_ms)
 
 
 def _progressed(job: Job, line: bytes) -> Job:

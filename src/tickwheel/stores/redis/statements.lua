@@ -7,7 +7,9 @@
 --   job               hash  id → "<state><rank> <settled> <length> <queue><JSON>": the job as it was
 --                           added or last settled; <settled> is the fence of that settlement, or -
 --   since             hash  id → the steps since then, one line each, the latest first:
---                             r <fence> <lease end> <asked> <worker>   claimed, maybe extended; once
+--                             r <fence> <lease end> <flag> <worker>   claimed, maybe extended; the flag
+--                               is 1 if it was asked to stop, and 2 more if others have changed its
+--                               record since (an older release then takes the claim for lost); once
 --                               the worker has reported when it started the job, that time comes
 --                               before its name, which begins with a quote; a 0 before the time says
 --                               that there is progress
@@ -29,6 +31,7 @@
 --   names             zset  queues that have jobs or are paused, by name: all scores are 0
 --   paused            set   queues that are paused
 --   asked             zset  "<worker>\n<id>" of running jobs that were asked to stop: all scores are 0
+--   told              zset  the same of those that are to be put back unless they have started
 --   sleep             hash  queue → a job that is due before this time wakes somebody who waits
 --   schedule          hash  name → "<fence> <JSON>"
 --   record:<kind>     hash  name → text: small named texts, such as API keys
@@ -184,7 +187,7 @@ end
 -- job was started ("" if that is unknown).
 local function last_claim(lines)
   local fence, lease, asked, started, worker, rest =
-    lines:match('^r (%d+) (%d+) ([01]) (%d*) ?("[^\n]*)(.*)$')
+    lines:match('^r (%d+) (%d+) ([0-3]) (%d*) ?("[^\n]*)(.*)$')
   return fence, lease, asked, worker, rest, started
 end
 
@@ -201,7 +204,7 @@ local function has_progress(started) return started and started:find('^0%d') end
 local function with_progress(ids, lines)
   local told, fields = {}, {}
   for i = 1, #ids do
-    if lines[i] and lines[i]:find('^[cw %d\n]*r %d+ %d+ [01] 0%d') then
+    if lines[i] and lines[i]:find('^[cw %d\n]*r %d+ %d+ [0-3] 0%d') then
       told[#told + 1], fields[#fields + 1] = i, progress_field(ids[i])
     end
   end
@@ -426,8 +429,9 @@ local function pick(queues, limit, now, ahead, parked)
   return picked, ids
 end
 
--- Returns the records of the claimed jobs, and for each its lines from before this claim; or false and
--- the changes, if there are any and the caller wants them first. `known` is false if it knows no tasks.
+-- Returns the records of the claimed jobs, and for each its lines from before this claim; then the ids
+-- of lost jobs that others have changed, which are left for the caller to decide; or false and the
+-- changes, if there are any and the caller wants them first. `known` is false if it knows no tasks.
 function step.claim(queues, known, changes_first, worker, fence, limit, now, ahead, lease)
   local entries = known and values(PARKED, queues) or {}
   local changed = changes_first and changes(queues, entries, known)
@@ -438,7 +442,7 @@ function step.claim(queues, known, changes_first, worker, fence, limit, now, ahe
   if park then parked, empty = park.lines(open, known, limit, now + ahead) end
   local picked, ids = pick(open, limit, now, ahead, parked)
   local records, lines = records_of(ids), values(SINCE, ids)
-  local taken, before_it = {}, {}
+  local taken, before_it, changed_ones = {}, {}, nil
   local forgotten = park and park.entries_without(empty, queues, entries, now)
   local since, enter, leave, clear, forget, over = {}, {}, {}, {}, {}, watched_ends()
   local line = claim_line(fence, text(now + lease), '0', worker, '')
@@ -457,6 +461,9 @@ function step.claim(queues, known, changes_first, worker, fence, limit, now, ahe
     if not record then
       -- Somebody deleted the record by hand. Drop the id, or it would block the others.
       if picked[i].lost then put(leave, running(place), id) end
+    elseif asked == '2' or asked == '3' then
+      changed_ones = changed_ones or {}
+      changed_ones[#changed_ones + 1] = id
     elseif asked == '1' then
       put(since, SINCE, id, 'c ' .. text(now) .. '\n' .. old)
       put(enter, ended('c', place:sub(3)), text(now), id)
@@ -477,7 +484,7 @@ function step.claim(queues, known, changes_first, worker, fence, limit, now, ahe
   write('HDEL', forget)
   if park then park.write_entries(forgotten) end
   tell_ends(over)
-  return {taken, before_it}
+  return {taken, before_it, changed_ones}
 end
 
 -- The records of the jobs that the claim with this fence took, and their lines. It reads all running
@@ -534,7 +541,7 @@ function step.watch(ms) call('SET', WATCHED, '1', 'PX', ms) end
 
 -- --- Holding
 
--- For each job: 0 lost, 1 extended, 2 extended and asked to stop. `told` has the progress by the number
+-- For each job: 0 lost, 1 extended, 2 extended and asked to stop, 3 extended and changed. `told` has the progress by the number
 -- of the job; false if there is none.
 function step.extend(ids, fences, places, starts, now, lease, told)
   local lines, answers, since, leases = values(SINCE, ids), {}, {}, {}
@@ -545,7 +552,7 @@ function step.extend(ids, fences, places, starts, now, lease, told)
       put(since, SINCE, id, claim_line(fence, text(lease), asked, worker, starts[i]) .. rest)
       if told and told[i] then put(since, SINCE, progress_field(id), told[i]) end
       put(leases, running(places[i]), text(lease), id)
-      answers[i] = asked == '1' and '2' or '1'
+      answers[i] = asked == '0' and '1' or asked == '1' and '2' or '3'
     else
       answers[i] = '0'
     end
@@ -562,7 +569,7 @@ end
 
 -- Each settlement has the job's new state (p if it is to be parked), score and record. If the job would
 -- wait again, it also has the score and record of a cancelled job, for the case that it was asked to
--- stop.
+-- stop. Answers n for a job that others have changed, which is left for the caller to decide.
 function step.settle(now, ids, fences, places, states, scores, records, ends, stopped)
   local lines, answers, settled = values(SINCE, ids), {}, {}
   local jobs, enter, leave, clear, plain, soonest, parks = {}, {}, {}, {}, {}, {}, {}
@@ -572,6 +579,8 @@ function step.settle(now, ids, fences, places, states, scores, records, ends, st
     if lines[i] then fence, upto, asked, worker, _, started = last_claim(lines[i]) end
     if settled[id] then
       answers[i] = settled[id] == fences[i] and '1' or '0'
+    elseif fence == fences[i] and tonumber(upto) > now and (asked == '2' or asked == '3') then
+      answers[i] = 'n'
     elseif fence == fences[i] and tonumber(upto) > now then
       local state, score, record = states[i], scores[i], records[i]
       if asked == '1' then
@@ -628,7 +637,8 @@ end
 -- The next three answer for the first ids, as many as one step may read, or for none if the first is
 -- no longer in its place.
 
--- For each id: u unknown, l too late, a its holder was asked to stop it, c cancelled.
+-- For each id: u unknown, l too late, a its holder was asked to stop it, c cancelled, n others have
+-- changed it, and the caller decides.
 function step.cancel(ids, places, now)
   local found, count = jobs_at(ids, places)
   local answers, workers = {}, {}
@@ -642,6 +652,8 @@ function step.cancel(ids, places, now)
     end
     if not job then
       answers[i] = 'u'
+    elseif asked == '2' or asked == '3' then
+      answers[i] = 'n'
     elseif upto and tonumber(upto) > now then
       answers[i] = 'a'
       put(since, SINCE, id, claim_line(fence, upto, '1', worker, started) .. rest)
@@ -1110,11 +1122,18 @@ end
 
 -- --- The call
 
+-- The steps of changing.lua, made only if they are needed.
+local function changing()
+  return (function()
+-- include changing.lua
+  end)()
+end
+
 -- The steps that write even if memory is full. Steps that only read or delete don't need this.
 local EVEN_IF_FULL = {
   claim = true, next = true, extend = true, settle = true, cancel = true, rerun = true,
-  pause = true, schedule = true, beat = true, throttle = true, watch = true,
+  pause = true, schedule = true, beat = true, throttle = true, watch = true, change = true,
 }
 if EVEN_IF_FULL[ARGV[1]] then call('DEL', NONE) end
 
-return step[ARGV[1]](unpack(cmsgpack.unpack(ARGV[2])))
+return (step[ARGV[1]] or changing()[ARGV[1]])(unpack(cmsgpack.unpack(ARGV[2])))

@@ -13,16 +13,30 @@ from typing import Any
 
 import msgspec
 
+from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import BATCH, portions
+from tickwheel.changes import Put
 from tickwheel.clock import MS_NS, Clock
 from tickwheel.errors import StoreIncompatible, StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import CancelOutcome, Job, Outcome, Settlement, State
+from tickwheel.job import (
+    CancelOutcome,
+    Job,
+    Move,
+    MoveOutcome,
+    Outcome,
+    PutOutcome,
+    Settlement,
+    State,
+)
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    NO_ASKS,
     RECORDS_LIMIT,
+    Ask,
+    Asks,
     Durability,
     Finding,
     Page,
@@ -34,10 +48,12 @@ from tickwheel.store import (
     Tell,
     WorkerInfo,
     job_bytes,
+    put_bytes,
     record_bytes,
     settlement_bytes,
 )
 from tickwheel.stores.redis import browse, health, keys, records, times
+from tickwheel.stores.redis.changing import change
 from tickwheel.stores.redis.notify import EndSubscriber, Subscriber
 from tickwheel.stores.redis.parking import Parked, topics
 from tickwheel.stores.redis.reading import QUEUES, get, names_of_queues
@@ -49,6 +65,9 @@ from tickwheel.stores.waiting import slack_of
 SCHEMA = 2
 # How often a claim or a wait asks again because other tasks have parked jobs now.
 PARKED_TRIES = 3
+
+# The flag of a job that others have changed, in the answer to a settle.
+CHANGED = ord("n")
 
 _CANCELLED = {
     "c": CancelOutcome.CANCELLED,
@@ -142,6 +161,27 @@ class RedisStore:
             added += _flags(await self._step("add", *columns, keys=_keys_of(columns)))
         return added
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        answers: list[PutOutcome] = []
+        for some in portions(puts, put_bytes):
+            answers += await self._ask(some, now_ms)
+        return answers
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        answers: list[MoveOutcome] = []
+        for some in portions(moves):
+            answers += await self._ask(some, now_ms)
+        return answers
+
+    async def _ask(self, asks: Sequence[Put | Move], now_ms: int) -> list[Any]:
+        asked = changes.by_id(asks)
+
+        def decide(job: Job | None, id: str) -> tuple[list[Any], Job | None]:
+            return asked[id].of(job, now_ms=now_ms)
+
+        answers = await change(self._open_wire, "ask", list(asked), decide, now_ms=now_ms)
+        return changes.in_order(asks, answers)
+
     async def claim(
         self,
         queues: Sequence[str],
@@ -160,10 +200,22 @@ class RedisStore:
         fence, name = new_fence() if call is None else call, records.as_line(worker)
         if again and (held := await self._claimed_by(queues, fence, now_ms, lease_ms)):
             return held
-        taken, lines = await self._step_for(
+        taken, lines, *changed = await self._step_for(
             *("claim", queues, frozenset(tasks)),
             *(name, str(fence), min(limit, BATCH), now_ms, self.ahead_ms, lease_ms),
         )
+        if changed:
+            await self._take_back([id.decode() for id in changed[0]], now_ms)
+            if not taken:
+                return await self.claim(
+                    queues,
+                    worker=worker,
+                    limit=limit,
+                    now_ms=now_ms,
+                    lease_ms=lease_ms,
+                    tasks=tasks,
+                    call=fence,
+                )
         return [
             life.claimed(
                 records.read(record, since),
@@ -174,6 +226,19 @@ class RedisStore:
             )
             for record, since in zip(taken, lines, strict=True)
         ]
+
+    async def _take_back(self, ids: Sequence[str], now_ms: int) -> None:
+        """Decide what becomes of lost jobs that were replaced or moved while they ran."""
+
+        def decide(job: Job | None, _: str) -> tuple[None, Job | None]:
+            if job is None or job.state is not State.RUNNING or life.held(job, now_ms=now_ms):
+                return None, job
+            after = life.taken_back(job) if job.told else job
+            if after.state is State.RUNNING and after.cancel_requested:
+                return None, life.cancelled(after, now_ms=now_ms)
+            return None, life.lost(after) if after.state is State.RUNNING else after
+
+        await change(self._open_wire, "change", ids, decide, now_ms=now_ms)
 
     async def _step_for(
         self, name: str, queues: list[str], tasks: frozenset[str], *args: Any
@@ -211,16 +276,25 @@ class RedisStore:
                     *(now_ms, now_ms + lease_ms, records.told(some)),
                     keys=keys.of_places(places),
                 )
+            flags = list(zip(some, answer.decode(), strict=True))
+            changed = [job.id for job, flag in flags if flag == "3"]
+            now = {each.id: each for each in await self.get(changed) if each} if changed else {}
             extended += [
                 None
                 if flag == "0"
                 else life.extended(
-                    life.as_held(job, cancel_requested=flag == "2"),
+                    life.as_held(
+                        job,
+                        cancel_requested=now[job.id].cancel_requested
+                        if job.id in now
+                        else flag == "2",
+                        changes=now[job.id].changes if job.id in now else None,
+                    ),
                     job,
                     now_ms=now_ms,
                     lease_ms=lease_ms,
                 )
-                for job, flag in zip(some, answer.decode(), strict=True)
+                for job, flag in flags
             ]
         return extended
 
@@ -240,12 +314,41 @@ class RedisStore:
                     *([each.ended_ms for each in some], [each.stopped for each in some]),
                     keys=keys.of_places(places) + keys.of_parked(parked),
                 )
-            answers += _flags(answer)
+            flags = _flags(answer)
+            if told := {n: portion[n] for n, flag in enumerate(answer) if flag == CHANGED}:
+                taken = await self._settle_changed(list(told.values()), now_ms)
+                for n, settlement in told.items():
+                    flags[n] = taken[settlement.job.id]
+            answers += flags
         return answers
 
+    async def _settle_changed(
+        self, settlements: Sequence[Settlement], now_ms: int
+    ) -> dict[str, bool]:
+        """Settle jobs that others have changed while they ran: read, decided and written."""
+        by_id = {settlement.job.id: settlement for settlement in reversed(settlements)}
+
+        def decide(job: Job | None, id: str) -> tuple[bool, Job | None]:
+            claims = {} if job is None else {id: job}
+            [taken], settled = life.settle([by_id[id]], claims, now_ms=now_ms)
+            return taken, settled.get(id, job)
+
+        return await change(self._open_wire, "change", list(by_id), decide, now_ms=now_ms)
+
     async def cancel(self, ids: Sequence[str], *, now_ms: int) -> list[CancelOutcome]:
-        answer = await self._step_by_step("cancel", ids, now_ms)
-        return [_CANCELLED[letter] for letter in answer.decode()]
+        letters = (await self._step_by_step("cancel", ids, now_ms)).decode()
+
+        def decide(job: Job | None, _: str) -> tuple[CancelOutcome, Job | None]:
+            if job is None:
+                return CancelOutcome.UNKNOWN, None
+            return life.cancel(job, now_ms=now_ms)
+
+        told = [id for id, letter in zip(ids, letters, strict=True) if letter == "n"]
+        answers = await change(self._open_wire, "change", told, decide, now_ms=now_ms)
+        return [
+            answers[id] if letter == "n" else _CANCELLED[letter]
+            for id, letter in zip(ids, letters, strict=True)
+        ]
 
     async def rerun(self, ids: Sequence[str], *, now_ms: int) -> list[bool]:
         return _flags(await self._step_by_step("rerun", ids, now_ms))
@@ -313,13 +416,15 @@ class RedisStore:
             wanted, next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_ms
         )
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        async def find() -> list[str]:
-            return await browse.cancel_requests(self._open_wire, worker)
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
+        async def find() -> dict[str, Ask]:
+            return await browse.asked(self._open_wire, worker)
 
         topic = f"a{records.as_line(worker)}"
         return await self._open_subscriber.until_found(
-            [topic], find, now_ms=now_ms, until_ms=until_ms
+            [topic], find, known=known, now_ms=now_ms, until_ms=until_ms
         )
 
     async def watch_ended(

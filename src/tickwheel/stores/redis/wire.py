@@ -21,11 +21,13 @@ from tickwheel.stores.redis.url import RedisOptions
 
 
 def _script() -> str:
-    """statements.lua with the part that it includes: Redis knows only whole scripts."""
+    """statements.lua with the parts that it includes: Redis knows only whole scripts."""
     folder = Path(__file__).parent
     whole = (folder / "statements.lua").read_text(encoding="utf-8")
-    part = (folder / "parking.lua").read_text(encoding="utf-8")
-    return whole.replace("-- include parking.lua\n", part)
+    for name in ("parking.lua", "changing.lua"):
+        part = (folder / name).read_text(encoding="utf-8")
+        whole = whole.replace(f"-- include {name}\n", part)
+    return whole
 
 
 SCRIPT = _script()

@@ -13,7 +13,7 @@ import msgspec
 
 from tickwheel.job import Job
 from tickwheel.schedule import Schedule
-from tickwheel.store import Page, Query, QueueInfo, WorkerInfo
+from tickwheel.store import Ask, Page, Query, QueueInfo, WorkerInfo
 from tickwheel.stores.pager import MetaPager, Pager, Table
 from tickwheel.stores.sqlite import times
 from tickwheel.stores.sqlite.lanes import LEVEL, parked_lines
@@ -118,11 +118,15 @@ def next_claimable_ms(
     return next_ms
 
 
-def cancel_requests(db: apsw.Connection, worker: str) -> list[str]:
+def asked(db: apsw.Connection, worker: str) -> dict[str, Ask]:
     found = db.execute(
-        "select id from job where asked = 1 and worker = ? and state = 'running'", (worker,)
+        """select id, asked from job where asked = 1 and worker = :worker and state = 'running'
+           union all
+           select id, asked from job
+           where told = 1 and asked = 0 and worker = :worker and state = 'running'""",
+        {"worker": worker},
     )
-    return [id for (id,) in found]
+    return {id: Ask.STOP if stop else Ask.PUT_BACK for id, stop in found}
 
 
 # --- Jobs

@@ -24,7 +24,7 @@ def _object(columns: dict[str, str]) -> str:
 
 # The state of a Job: a parked job has one of its own in the file.
 STATE = "iif(state = 'parked', 'waiting', state)"
-_JSON = ("meta", "progress", "history")
+_JSON = ("meta", "progress", "history", "changes")
 _FIELDS = {
     field: f"json({field})" if field in _JSON else field
     for field in Job.__struct_encode_fields__
@@ -38,15 +38,14 @@ _FRESH = (
     "expires_ms", "meta",
 )  # fmt: skip
 # A job that is not parked, as one JSON object. Most were never claimed: the rest is left out.
-UNPARKED = (
-    f"iif(attempt = 0, {_object({name: _FIELDS[name] for name in _FRESH})}, {_object(_FIELDS)})"
-)
+_NEW = _object({name: _FIELDS[name] for name in _FRESH})
+UNPARKED = f"iif(attempt = 0 and changes is null, {_NEW}, {_object(_FIELDS)})"
 # How many bytes a job has; SQLite knows it without reading them. Only errors have a traceback.
 SIZE = (
     "octet_length(payload) + octet_length(history)"
     " + iif(error is null, 0, octet_length(error) + ifnull(octet_length(traceback), 0))"
     " + ifnull(octet_length(result), 0) + ifnull(octet_length(meta), 0)"
-    " + ifnull(octet_length(progress), 0)"
+    " + ifnull(octet_length(progress), 0) + ifnull(octet_length(changes), 0)"
 )
 # Whether a job still fits in the batch; `total` is the size of all jobs up to and with this one.
 FITS = "(total <= :bytes or total = size)"
@@ -161,7 +160,7 @@ _FINISH = f"""
                    history = new.value ->> 3
     from json_each(:rows) as new
     where job.id = new.key and job.fence = new.value ->> 0
-      and state = 'running' and lease_until_ms > :now"""
+      and state = 'running' and lease_until_ms > :now and told = 0"""
 # The same for many runs of a few kinds, which differ only in the due time: those of batches, and of
 # jobs that take no time. Each value that is looked up in each row takes time.
 _FINISH_ALIKE = f"""
@@ -173,7 +172,7 @@ _FINISH_ALIKE = f"""
                    history = kind.before || due_ms || kind.after
     from json_each(:rows) as new cross join kind on kind.number = new.value
     where job.id = new.key and job.fence = kind.fence
-      and state = 'running' and lease_until_ms > :now"""
+      and state = 'running' and lease_until_ms > :now and told = 0"""
 
 
 def finish_jobs(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) -> int:
@@ -229,18 +228,44 @@ def _history_around_due(settlement: Settlement) -> tuple[str, str]:
     return before + mark, after[after.index(",") :]
 
 
+# All that a change by others may touch: what a caller chose, and what the job's steps change.
+_REPLACED = (
+    "task", "payload", "queue", "priority", "created_ms", "retries", "timeout_ms", "expires_ms",
+    "meta", "changes", "told", "progress", *_CHANGED,
+)  # fmt: skip
+_VALUES = ", ".join(f"{name} = new.value ->> {i}" for i, name in enumerate(_REPLACED, 1))
+_REPLACE = f"""
+    update job set {_VALUES}
+    from json_each(?) as new where job.n = new.value ->> 0"""
+
+
+def replace_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None:
+    """Write jobs of which anything may have changed but their id."""
+    rows = [
+        (
+            n, job.task, job.payload, job.queue, job.priority, job.created_ms, job.retries,
+            job.timeout_ms, job.expires_ms, job.meta, job.changes, int(job.told), job.progress,
+            *_changed(job),
+        )
+        for n, job in changes
+    ]  # fmt: skip
+    if rows:
+        db.execute(_REPLACE, (encode(rows).decode(),))
+
+
+def _changed(job: Job) -> tuple[Any, ...]:
+    return (
+        "parked" if job.parked else job.state, job.due_ms, job.attempt, job.fence,
+        job.failures, job.takeovers, job.worker, job.lease_until_ms, job.started_ms,
+        int(job.cancel_requested), job.settled, job.ended_ms, job.error, job.traceback,
+        job.result, job.history,
+    )  # fmt: skip
+
+
 def write_jobs(db: apsw.Connection, changes: Sequence[tuple[int, Job]]) -> None:
     """Write what a step made of these jobs."""
     if not changes:
         return
     told = any(job.progress is not None for _, job in changes)
-    rows = [
-        (
-            n, "parked" if job.parked else job.state, job.due_ms, job.attempt, job.fence,
-            job.failures, job.takeovers, job.worker, job.lease_until_ms, job.started_ms,
-            int(job.cancel_requested), job.settled, job.ended_ms, job.error, job.traceback,
-            job.result, job.history, *([job.progress] if told else []),
-        )
-        for n, job in changes
-    ]  # fmt: skip
+    rows = [(n, *_changed(job), *([job.progress] if told else [])) for n, job in changes]
     db.execute(_UPDATE_TOLD if told else _UPDATE, (encode(rows).decode(),))

@@ -133,3 +133,29 @@ create table tickwheel_record (
     body text not null,
     primary key (kind, name)
 ) strict, without rowid;
+
+-- part 6
+
+-- What others have asked of a job since it was added: JSON. `told` says that its holder is to put it
+-- back, unless it has started.
+alter table job add column changes text;
+alter table job add column told integer not null default 0;
+
+create index job_told on job (worker) where told = 1;
+
+create trigger job_requeued after update of queue on job
+when old.queue <> new.queue and old.state = new.state begin
+    update tally set jobs = jobs - 1 where queue = old.queue and state = old.state;
+    insert into tally values (new.queue, new.state, 1)
+        on conflict do update set jobs = jobs + 1;
+end;
+
+-- Another program may have written anything as meta.
+create trigger job_meta_changed after update of meta on job when old.meta is not new.meta begin
+    delete from job_meta
+    where n = old.n and (name, value) in (
+        select key, value from json_each(iif(json_valid(old.meta), old.meta, '{}')));
+    insert into job_meta
+        select key, value, new.n from json_each(iif(json_valid(new.meta), new.meta, '{}'))
+        where key is not null and type = 'text';
+end;

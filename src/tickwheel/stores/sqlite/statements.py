@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 import apsw
 import msgspec
 
+from tickwheel import changes
 from tickwheel import job as life
 from tickwheel.batch import BATCH_BYTES
-from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.changes import Put
+from tickwheel.job import CancelOutcome, Changes, Job, Move, Settlement, State
 from tickwheel.limit import Rate, admit
 from tickwheel.schedule import Schedule
 from tickwheel.store import WorkerInfo
@@ -31,6 +33,7 @@ from tickwheel.stores.sqlite.rows import (
     finish_jobs,
     fitting,
     read_jobs,
+    replace_jobs,
     select_jobs,
     write_jobs,
 )
@@ -49,7 +52,7 @@ _PLAIN = "id, task, payload, queue, priority, due_ms, created_ms"
 _CHOSEN = f"{_PLAIN}, retries, timeout_ms"
 _WHOLE = (
     f"{_CHOSEN}, expires_ms, meta, attempt, failures, takeovers, worker, progress, error, "
-    "traceback, history"
+    "traceback, history, changes"
 )
 _INSERT_PLAIN, _INSERT_CHOSEN, _INSERT_WHOLE = map(_insert, (_PLAIN, _CHOSEN, _WHOLE))
 
@@ -65,7 +68,7 @@ def _inserting(jobs: Sequence[Job]) -> tuple[str, str]:
     before a worker has upgraded the file."""
     insert = _INSERT_PLAIN
     for job in jobs:
-        if job.attempt or job.meta is not None or job.expires_ms is not None:
+        if job.attempt or job.meta is not None or job.expires_ms is not None or job.changes:
             insert = _INSERT_WHOLE
             break
         if job.retries is not None or job.timeout_ms is not None:
@@ -81,6 +84,7 @@ def _inserting(jobs: Sequence[Job]) -> tuple[str, str]:
             (
                 *row, job.expires_ms, job.meta, job.attempt, job.failures, job.takeovers,
                 job.worker, job.progress, job.error, job.traceback, job.history,
+                job.changes,
             )
             for row, job in zip(rows, jobs, strict=True)
         ]  # fmt: skip
@@ -103,6 +107,27 @@ def _added_since(db: apsw.Connection, last: int, ids: Sequence[str]) -> list[str
         (last, encode(ids).decode()),
     ).get
     return msgspec.json.decode(text, type=list[str])
+
+
+def change(db: apsw.Connection, asks: Sequence[Put | Move], now_ms: int) -> list[Any]:
+    """Put or move: like `cancel`, it answers for the first ones, as many as a batch holds."""
+    ids = [each.job.id if isinstance(each, Put) else each.id for each in asks]
+    asks = asks[: len(fitting(db, ids))]
+    asked = changes.by_id(asks)
+    found = read_jobs(db, list(asked))
+    answers: dict[str, list[Any]] = {}
+    new, changed = [], []
+    for id, each in asked.items():
+        n, before = found.get(id, (0, None))
+        answers[id], after = each.of(before, now_ms=now_ms)
+        if after is not None and before is None:
+            new.append(after)
+        elif after is not None and after is not before:
+            changed.append((n, after))
+    if new:
+        add(db, new)
+    replace_jobs(db, changed)
+    return changes.in_order(asks, answers)
 
 
 # --- Claiming
@@ -167,14 +192,13 @@ def claim(
         life.claimed(job, worker=worker, fence=fence, now_ms=now_ms, lease_ms=lease_ms)
         for _, job in found
     ]
-    write_jobs(
-        db,
-        [
-            (n, after)
-            for (n, job), after in zip(found, claimed, strict=True)
-            if job.state is State.RUNNING
-        ],
-    )
+    lost = [
+        (n, after)
+        for (n, job), after in zip(found, claimed, strict=True)
+        if job.state is State.RUNNING
+    ]
+    write_jobs(db, [each for each in lost if each[1].changes is None])
+    replace_jobs(db, [each for each in lost if each[1].changes is not None])
     return [job for job in claimed if job.state is State.RUNNING]
 
 
@@ -191,6 +215,7 @@ class _ClaimRow(msgspec.Struct, array_like=True):
     lease_until_ms: int | None
     cancel_requested: bool
     settled: int | None
+    changes: Changes | None = None
 
 
 _claims = msgspec.json.Decoder(list[_ClaimRow], strict=False)
@@ -199,7 +224,7 @@ _claims = msgspec.json.Decoder(list[_ClaimRow], strict=False)
 def _claims_on(db: apsw.Connection, ids: Sequence[str]) -> dict[str, _ClaimRow]:
     text = db.execute(
         f"""select json_group_array(
-               json_array(id, n, {STATE}, fence, lease_until_ms, asked, settled))
+               json_array(id, n, {STATE}, fence, lease_until_ms, asked, settled, json(changes)))
            from job where id in (select value from json_each(?))""",
         (encode(ids).decode(),),
     ).get
@@ -216,7 +241,7 @@ def extend(
         if claim is None or not life.holds(job, claim, now_ms=now_ms):
             return None
         return life.extended(
-            life.as_held(job, cancel_requested=claim.cancel_requested),
+            life.as_held(job, cancel_requested=claim.cancel_requested, changes=claim.changes),
             job,
             now_ms=now_ms,
             lease_ms=lease_ms,
@@ -248,8 +273,10 @@ def settle(db: apsw.Connection, settlements: Sequence[Settlement], now_ms: int) 
         return [True] * len(settlements)
     # Those that it has written count as settled before.
     claims = _claims_on(db, list(first))
-    answers, changes = life.settle(settlements, claims, now_ms=now_ms)
-    write_jobs(db, [(claims[id].n, job) for id, job in changes.items()])
+    answers, settled = life.settle(settlements, claims, now_ms=now_ms)
+    rows = [(claims[id].n, job) for id, job in settled.items()]
+    write_jobs(db, [each for each in rows if each[1].changes is None])
+    replace_jobs(db, [each for each in rows if each[1].changes is not None])
     return answers
 
 
@@ -260,12 +287,13 @@ def cancel(db: apsw.Connection, ids: Sequence[str], now_ms: int) -> list[CancelO
     """Like `rerun`, `delete` and `get`, answers for the first ids, as many as a batch holds."""
     ids = fitting(db, ids)
     outcomes: dict[str, CancelOutcome] = {}
-    changes = []
+    changed = []
     for id, (n, job) in read_jobs(db, ids).items():
         outcomes[id], after = life.cancel(job, now_ms=now_ms)
         if after is not job:
-            changes.append((n, after))
-    write_jobs(db, changes)
+            changed.append((n, after))
+    write_jobs(db, [each for each in changed if each[1].changes is None])
+    replace_jobs(db, [each for each in changed if each[1].changes is not None])
     return [outcomes.get(id, CancelOutcome.UNKNOWN) for id in ids]
 
 

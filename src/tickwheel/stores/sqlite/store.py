@@ -19,15 +19,19 @@ import apsw
 import msgspec
 
 from tickwheel.batch import BATCH, BATCH_BYTES, Batcher, portions
+from tickwheel.changes import Put
 from tickwheel.clock import MS_NS, Clock, SystemClock, wall_ns
 from tickwheel.errors import BadConfig, StoreUnavailable
 from tickwheel.ids import new_fence
-from tickwheel.job import CancelOutcome, Job, Settlement, State
+from tickwheel.job import CancelOutcome, Job, Move, MoveOutcome, PutOutcome, Settlement, State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import (
+    NO_ASKS,
     PARKED_LIMIT,
     RECORDS_LIMIT,
+    Ask,
+    Asks,
     Durability,
     Finding,
     Page,
@@ -40,6 +44,7 @@ from tickwheel.store import (
     WorkerInfo,
     each_once,
     job_bytes,
+    put_bytes,
     record_bytes,
     settlement_bytes,
 )
@@ -177,6 +182,15 @@ class SqliteStore:
         sql, text = statements.adding(jobs)
         return Statement("sqlite", sql, text)
 
+    async def put(self, puts: Sequence[Put], *, now_ms: int) -> list[PutOutcome]:
+        answers: list[PutOutcome] = []
+        for part in portions(puts, put_bytes):
+            answers += await self._in_parts(statements.change, part, now_ms)
+        return answers
+
+    async def move(self, moves: Sequence[Move], *, now_ms: int) -> list[MoveOutcome]:
+        return await self._in_parts(statements.change, moves, now_ms)
+
     async def claim(
         self,
         queues: Sequence[str],
@@ -235,7 +249,7 @@ class SqliteStore:
         return await self._in_parts(statements.delete, ids)
 
     async def _in_parts(
-        self, step: Callable[..., list[T]], ids: Sequence[str], *args: Any
+        self, step: Callable[..., list[T]], ids: Sequence[Any], *args: Any
     ) -> list[T]:
         """Repeat a step that answers for the first few of its ids until all are answered. In the
         pauses other processes get their turn."""
@@ -263,12 +277,14 @@ class SqliteStore:
             (), next_ms, now_ms=now_ms, until_ms=until_ms, slack_ms=slack_of(self.ahead_ms)
         )
 
-    async def cancel_requests(self, worker: str, *, now_ms: int, until_ms: int) -> list[str]:
-        async def find() -> list[str]:
-            return await self._read(browse.cancel_requests, worker)
+    async def asked(
+        self, worker: str, *, now_ms: int, until_ms: int, known: Asks = NO_ASKS
+    ) -> dict[str, Ask]:
+        async def find() -> dict[str, Ask]:
+            return await self._read(browse.asked, worker)
 
         return await self._open_watcher().until_found(
-            (), find, now_ms=now_ms, until_ms=until_ms, rest_s=CANCEL_POLL_S
+            (), find, known=known, now_ms=now_ms, until_ms=until_ms, rest_s=CANCEL_POLL_S
         )
 
     async def watch_ended(
