@@ -15,50 +15,20 @@ import msgspec
 
 from tickwheel.shape import (
     ENDED as ENDED,
-)
-from tickwheel.shape import (
     Answered as Answered,
-)
-from tickwheel.shape import (
     CancelOutcome as CancelOutcome,
-)
-from tickwheel.shape import (
     Changes as Changes,
-)
-from tickwheel.shape import (
     Claim as Claim,
-)
-from tickwheel.shape import (
     Job as Job,
-)
-from tickwheel.shape import (
     Move as Move,
-)
-from tickwheel.shape import (
     MoveOutcome as MoveOutcome,
-)
-from tickwheel.shape import (
     Outcome as Outcome,
-)
-from tickwheel.shape import (
     Priority as Priority,
-)
-from tickwheel.shape import (
     Progress as Progress,
-)
-from tickwheel.shape import (
     PutOutcome as PutOutcome,
-)
-from tickwheel.shape import (
     Run as Run,
-)
-from tickwheel.shape import (
     Sealed as Sealed,
-)
-from tickwheel.shape import (
     Settlement as Settlement,
-)
-from tickwheel.shape import (
     State as State,
 )
 

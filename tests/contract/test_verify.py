@@ -7,8 +7,7 @@ import msgspec
 from stores import Harness
 from tickwheel.client import Client
 from tickwheel.clock import SystemClock
-from tickwheel.job import Job, State
-from tickwheel.job import done as done_by
+from tickwheel.job import Job, State, done as done_by
 from tickwheel.operate.flaws import FlawKind, Span
 from tickwheel.operate.verify import Verified, verify_store
 from tickwheel.schedule import Rule, Schedule, tick_id

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from world import World, virtual
 
 from tickwheel.client import Client

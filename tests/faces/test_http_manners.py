@@ -15,8 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from tickwheel.errors import StoreUnavailable
-from tickwheel.http import api as api_module
-from tickwheel.http import asgi, operating, server
+from tickwheel.http import api as api_module, asgi, operating, server
 from tickwheel.http.problems import PREFIX, Kind
 from tickwheel.http.server import Listening, serving
 from tickwheel.stores.sqlite.store import SqliteStore

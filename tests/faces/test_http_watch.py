@@ -21,8 +21,7 @@ from http_server import PATIENCE_S, problem, served, shop
 from worker_process import Command, environment, folder, until
 
 from tickwheel.errors import StoreUnavailable
-from tickwheel.http import api as api_module
-from tickwheel.http import server, service, streaming, streams, watch
+from tickwheel.http import api as api_module, server, service, streaming, streams, watch
 from tickwheel.http.asgi import OPERATIONS
 from tickwheel.http.service import Service
 from tickwheel.operate.keys import Keys

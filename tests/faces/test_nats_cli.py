@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 import nats
 import pytest
 
-from tickwheel import App, CancelOutcome, State, Task
-from tickwheel import job as life
+from tickwheel import App, CancelOutcome, State, Task, job as life
 from tickwheel.cli import main
 from tickwheel.job import Job
 from tickwheel.store import Store, open_store

@@ -23,8 +23,7 @@ from tickwheel import App, State, Task
 from tickwheel.errors import StoreError, StoreUnavailable
 from tickwheel.job import CancelOutcome
 from tickwheel.store import Store, open_store
-from tickwheel.stores.nats import stream as nats_stream
-from tickwheel.stores.nats import wire as nats_wire
+from tickwheel.stores.nats import stream as nats_stream, wire as nats_wire
 from tickwheel.stores.nats.servers.cluster import Cluster, start_cluster
 from tickwheel.stores.nats.servers.process import Server
 from tickwheel.stores.nats.store import NatsStore

@@ -27,9 +27,7 @@ from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, Us
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store, open_store
-from tickwheel.stores.nats import store as nats
-from tickwheel.stores.nats import stream as nats_stream
-from tickwheel.stores.nats import wire as nats_wire
+from tickwheel.stores.nats import store as nats, stream as nats_stream, wire as nats_wire
 from tickwheel.stores.nats.servers.process import start_server
 
 # Waits are long: a busy machine takes its time to choose leaders.

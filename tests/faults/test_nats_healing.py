@@ -21,8 +21,7 @@ from tickwheel import App
 from tickwheel.errors import StoreUnavailable
 from tickwheel.job import Job
 from tickwheel.store import Query, Store, open_store
-from tickwheel.stores.nats import delivery, notify
-from tickwheel.stores.nats import wire as nats_wire
+from tickwheel.stores.nats import delivery, notify, wire as nats_wire
 from tickwheel.stores.nats.store import NatsStore
 from tickwheel.stores.nats.stream import Stream
 

@@ -21,8 +21,7 @@ from tickwheel import job as life
 from tickwheel.job import CancelOutcome, Job, Outcome, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store
-from tickwheel.stores.nats import delivery
-from tickwheel.stores.nats import stream as nats_stream
+from tickwheel.stores.nats import delivery, stream as nats_stream
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,7 @@ import psycopg
 import pytest
 
 from postgres_server import BadLine, PostgresServer, shared_server
-from tickwheel import App
-from tickwheel import job as life
+from tickwheel import App, job as life
 from tickwheel.checks import LATEST_MS
 from tickwheel.cli import main
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError

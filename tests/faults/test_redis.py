@@ -20,8 +20,7 @@ import pytest
 
 from certificates import certificate
 from redis_server import RedisServer
-from tickwheel import App
-from tickwheel import job as life
+from tickwheel import App, job as life
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable
 from tickwheel.job import CancelOutcome, Job, State
 from tickwheel.limit import Rate, admit

@@ -28,14 +28,12 @@ from test_redis import (
 )
 
 from redis_server import RedisCluster, RedisServer, cli, id_of
-from tickwheel import App, StoreUnavailable
-from tickwheel import job as life
+from tickwheel import App, StoreUnavailable, job as life
 from tickwheel.job import State
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import Query, Store
-from tickwheel.stores.redis import cluster as followed
-from tickwheel.stores.redis import notify
+from tickwheel.stores.redis import cluster as followed, notify
 from tickwheel.stores.redis.keys import FIXED
 
 pytestmark = pytest.mark.slow

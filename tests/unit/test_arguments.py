@@ -13,8 +13,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tickwheel.arguments import MIB, Arguments, decode_result, encode_result
 from tickwheel.errors import BadArguments, BadConfig, UsageError

@@ -6,8 +6,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tickwheel.callbacks.answers import (
     KEPT_BYTES,

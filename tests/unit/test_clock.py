@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tickwheel.clock import JUMP_NS, MS_NS, S_NS, SAMPLES, LoopClock, StoreClock, SystemClock
 from tickwheel.testing import run_virtual

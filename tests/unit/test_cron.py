@@ -16,8 +16,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tickwheel.cron import ALIASES, LENGTH_MAX, Cron, Every
 from tickwheel.errors import BadSchedule, UsageError

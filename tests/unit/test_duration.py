@@ -8,8 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tickwheel.duration import FARTHEST_MS, Duration, due_ms, duration_ms, duration_text, moment
 from tickwheel.errors import BadTime, UsageError

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tickwheel.checks import RECORD_BYTES, checked_records
 from tickwheel.engine.counts import BOUNDS_MS, TASKS_TOLD

@@ -16,8 +16,7 @@ from tickwheel.duration import moment
 from tickwheel.errors import BadArguments, BadConfig, BadTime, StoreUnavailable, UsageError
 from tickwheel.limit import Rate, parse_rate
 from tickwheel.masking import scrubbed
-from tickwheel.operate import keys as keys_module
-from tickwheel.operate import remembered
+from tickwheel.operate import keys as keys_module, remembered
 from tickwheel.operate.keys import Key, Keys, Scope, id_of
 from tickwheel.stores.memory import MemoryStore
 

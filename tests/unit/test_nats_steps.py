@@ -7,8 +7,7 @@ from urllib.parse import unquote
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stores import ODD_NAMES
 from tickwheel import job as life

@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tickwheel.engine.counts import BOUNDS_MS
 from tickwheel.operate.quantiles import quantile, share_within

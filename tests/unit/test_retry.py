@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tickwheel.errors import BadArguments, BadConfig, BadTime, GiveUp, Retry, Snooze, UsageError
 from tickwheel.job import Job, Outcome, Settlement, State

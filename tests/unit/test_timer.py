@@ -9,8 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tickwheel import Timer
 from tickwheel.testing import VirtualLoop, run_virtual

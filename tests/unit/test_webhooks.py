@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 import standardwebhooks
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tickwheel import BadArguments, BadConfig, SignatureError, webhooks
 

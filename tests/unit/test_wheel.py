@@ -8,8 +8,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tickwheel.wheel import TimingWheel

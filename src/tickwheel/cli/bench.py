@@ -72,8 +72,7 @@ def bench(
     minutes. Exits with 1 if Tickwheel itself failed; a peer that fails is noted.
     """
     from tickwheel.bench.environments import default_folder
-    from tickwheel.bench.page import document
-    from tickwheel.bench.page import save as save_page
+    from tickwheel.bench.page import document, save as save_page
     from tickwheel.bench.run import run
 
     plan = _plan(quick, long, rounds)

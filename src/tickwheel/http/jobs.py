@@ -27,8 +27,7 @@ from tickwheel.http.forms import (
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.table import Handler, Incoming, Reply, Table
 from tickwheel.job import ENDED, Job, State
-from tickwheel.operate import bulk
-from tickwheel.operate import explain as explaining
+from tickwheel.operate import bulk, explain as explaining
 from tickwheel.operate.audit import in_words
 from tickwheel.operate.bulk import (
     LOOK_MOST,

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tickwheel import changes
-from tickwheel import job as life
+from tickwheel import changes, job as life
 from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.changes import Put
 from tickwheel.clock import Clock, SystemClock, moved_ms, wall_ns

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tickwheel import changes
-from tickwheel import job as life
+from tickwheel import changes, job as life
 from tickwheel.changes import Put
 from tickwheel.errors import UsageError
 from tickwheel.job import Job, Move, State

@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from tickwheel import changes
-from tickwheel import job as life
+from tickwheel import changes, job as life
 from tickwheel.batch import BATCH_BYTES, portions
 from tickwheel.changes import Put
 from tickwheel.clock import MS_NS, S_NS, Clock, StoreClock, SystemClock

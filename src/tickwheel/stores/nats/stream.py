@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tickwheel.batch import BATCH_BYTES as REPLY_BYTES
-from tickwheel.batch import portions
+from tickwheel.batch import BATCH_BYTES as REPLY_BYTES, portions
 from tickwheel.duration import moment
 from tickwheel.errors import StoreIncompatible, StoreUnavailable, UsageError
 from tickwheel.stores.nats import answers, steps

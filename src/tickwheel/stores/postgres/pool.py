@@ -14,8 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors as pg
-from psycopg import waiting
+from psycopg import errors as pg, waiting
 from psycopg.pq import TransactionStatus
 
 from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, UsageError

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import apsw
 import msgspec
 
-from tickwheel import changes
-from tickwheel import job as life
+from tickwheel import changes, job as life
 from tickwheel.batch import BATCH_BYTES
 from tickwheel.changes import Put
 from tickwheel.job import CancelOutcome, Changes, Job, Move, Settlement, State
