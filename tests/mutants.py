@@ -208,7 +208,7 @@ FAULTS = [
     ),
     Fault(
         "redis: a replaced job is found by its old meta", "fields", "stores/redis/changing.lua",
-        "if metas[i] and metas[i] ~= meta then", "if false then", IDENTITY,
+        "if metas[i] and metas[i] ~= meta then", "if false then", REDIS_FIELDS,
     ),
     Fault(
         "nats: the holder of a replaced job is not told", "identity", NATS_STEPS,
@@ -221,7 +221,8 @@ FAULTS = [
     ),
     Fault(
         "a worker starts what has moved", "I4", "engine/chores.py",
-        "            elif not self.put_back(held):\n", "            else:\n", REPLACING,
+        "        self._runs.stop(held, Stop.RELEASE)\n        return True\n",
+        "        return True\n", REPLACING,
     ),
     Fault(
         "a run goes on as what has replaced it", "identity", "engine/hand.py",

@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from world import Line, World, virtual
 
 from tickwheel import MoveOutcome, PutOutcome, RetryPolicy, State, Task, current_job
+from tickwheel.engine.hand import Held
 from tickwheel.errors import StoreUnavailable
-from tickwheel.job import Outcome
+from tickwheel.job import Changes, Job, Outcome
 
 Story = Callable[[World], Coroutine[Any, Any, None]]
 
@@ -234,3 +236,18 @@ def test_no_update_is_lost_whatever_breaks(seed: int) -> None:
             assert [each for each in record.ended if each.startswith(f"{id} ")][-1] == note
 
     virtual(tell)
+
+
+def test_a_claim_is_for_the_run_that_goes_on_only_if_nothing_has_changed() -> None:
+    """A worker may claim a job again whose lease ran out unnoticed, while its run goes on."""
+    plain = Job(id="a", task="work", payload="{}", due_ms=0, created_ms=0)
+
+    def changed(count: int, *, pending: bool = False) -> Job:
+        changes = Changes(count=count, next=plain if pending else None)
+        return msgspec.structs.replace(plain, changes=changes)
+
+    assert not Held(plain).replaced_by(plain)
+    assert not Held(changed(1)).replaced_by(changed(1))
+    assert Held(plain).replaced_by(changed(1))
+    assert Held(changed(1)).replaced_by(changed(2))
+    assert Held(changed(2, pending=True)).replaced_by(changed(2))

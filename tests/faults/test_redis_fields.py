@@ -12,7 +12,9 @@ from test_redis import LEASE, NOW, opened, running, strict
 
 from redis_server import RedisServer
 from tickwheel import job as life
-from tickwheel.job import Job, Progress, State
+from tickwheel.changes import IfExists, Put
+from tickwheel.ids import new_fence
+from tickwheel.job import Job, Move, Progress, PutOutcome, State
 from tickwheel.schedule import Schedule
 from tickwheel.store import Query, Store
 from tickwheel.stores.redis import records
@@ -152,3 +154,41 @@ def test_a_line_without_progress_is_as_it_was() -> None:
     assert records.started_part(started) == str(NOW)
     assert records.started_part(job("a")) == ""
     assert records.told([started]) is False
+
+
+@pytest.mark.usefixtures("strict")
+async def test_a_job_that_was_replaced_and_moved_leaves_nothing(server: RedisServer) -> None:
+    """Each step names its keys, also where the job runs, is parked or has ended."""
+    later = {"job": "no", "größe": "x"}
+
+    async with opened(server.url) as store:
+
+        async def put(meta: dict[str, str] | None, queue: str = "other") -> PutOutcome:
+            new = msgspec.structs.replace(job("a", meta), queue=queue)
+            ask = Put(job=new, if_exists=IfExists.REPLACE, request=new_fence())
+            [answer] = await store.put([ask], now_ms=NOW)
+            return answer
+
+        async def claim() -> Job:
+            [held] = await store.claim(
+                ["default", "other"], worker="ann", limit=1, now_ms=NOW, lease_ms=LEASE
+            )
+            return held
+
+        await store.add([job("a")])
+        assert await put(later) == "replaced"
+        held = await claim()
+        assert await put(META, "default") == "follows"
+        assert await store.settle([life.park(held, ended_ms=NOW)], now_ms=NOW) == [True]
+        held = await claim()
+        await store.settle([life.park(held, ended_ms=NOW)], now_ms=NOW)
+        move = Move(id="a", request=new_fence(), queue="other", priority=3)
+        assert await store.move([move], now_ms=NOW) == ["moved"]
+        await store.cancel(["a"], now_ms=NOW)
+        assert await put(None) == "added"
+        assert left(server) == ["job"]
+        await store.cancel(["a"], now_ms=NOW)
+        assert await store.delete(["a"]) == [True]
+        assert left(server) == []
+        assert await store.queues() == []
+        assert server.command("EXISTS", ROOT + "told", ROOT + "asked") == b":0\r\n"
