@@ -27,7 +27,11 @@ from tickwheel.errors import StoreError, StoreIncompatible, StoreUnavailable, Us
 from tickwheel.limit import Rate
 from tickwheel.schedule import Schedule
 from tickwheel.store import Store, open_store
-from tickwheel.stores.nats import store as nats, stream as nats_stream, wire as nats_wire
+from tickwheel.stores.nats import (
+    buckets,
+    stream as nats_stream,
+    wire as nats_wire,
+)
 from tickwheel.stores.nats.servers.process import start_server
 
 # Waits are long: a busy machine takes its time to choose leaders.
@@ -130,7 +134,7 @@ async def test_a_slow_bucket_is_remembered_until_it_is_full_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One a day is one a day, although buckets are forgotten after an hour."""
-    monkeypatch.setattr(nats, "BUCKET_TTL_S", 1)
+    monkeypatch.setattr(buckets, "BUCKET_TTL_S", 1)
     async with line() as (h, _, store):
         rate = Rate(1, HOUR_MS)
         assert await store.throttle("key", rate, now_ms=h.now) == 0
