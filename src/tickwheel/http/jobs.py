@@ -34,7 +34,12 @@ from tickwheel.operate.bulk import (
     rerun_dead,
     rerun_jobs,
 )
-from tickwheel.operate.documents import ExplanationDocument, JobDocument, explanation_document
+from tickwheel.operate.documents import (
+    ExplanationDocument,
+    JobDocument,
+    brief_document,
+    explanation_document,
+)
 from tickwheel.operate.facts import facts_of
 from tickwheel.operate.keys import Scope
 
@@ -86,8 +91,9 @@ async def list_jobs(incoming: Incoming) -> Reply:
     `view`, `from` or `until` that is so over all queues, but not on NATS. There is no index for
     `task`, `worker`, `text` and `view=retrying`, and on NATS only for `state` and `queue`: a
     request then looks at 5,000 jobs at most, so a page may be short, or empty, although the cursor
-    leads to more."""
-    return await _list(incoming)
+    leads to more. With `brief=true`, arguments, results and tracebacks are null, and of errors
+    there are 500 characters."""
+    return await _list(incoming, brief=incoming.query.brief)
 
 
 @table.operation(
@@ -104,7 +110,7 @@ async def list_dead(incoming: Incoming) -> Reply:
     return await _list(incoming, State.DEAD)
 
 
-async def _list(incoming: Incoming, state: State | None = None) -> Reply:
+async def _list(incoming: Incoming, state: State | None = None, *, brief: bool = False) -> Reply:
     query = incoming.query
     client = await incoming.service.client()
     page = await find_page(
@@ -118,6 +124,8 @@ async def _list(incoming: Incoming, state: State | None = None) -> Reply:
     )
     redaction, caller = incoming.service.redaction, incoming.caller
     jobs = [redaction.document(job, caller) for job in page.jobs]
+    if brief:
+        jobs = [brief_document(job) for job in jobs]
     return Reply(JobList(jobs=jobs, cursor=page.cursor, looked=page.looked))
 
 

@@ -18,7 +18,7 @@ const OFFSET_MS = 1000;
 export function Workers() {
   const { text = "" } = useRoute().query;
   const [document, problem] = useWatch("/v1/workers");
-  const [running] = useWatch(`/v1/jobs?view=running&limit=${RUNNING_MOST}`);
+  const [running] = useWatch(`/v1/jobs?view=running&brief=true&limit=${RUNNING_MOST}`);
   const workers = document?.workers;
   return html`
     <${Heading} title="Workers">
