@@ -283,3 +283,33 @@ async def test_times_without_a_zone_are_local_and_texts_come_back_as_they_were(
                 "text": text,
             }
             assert await call("parse", await call("compose", query)) == query, text
+
+
+async def test_a_list_of_large_jobs_is_shown(tmp_path: Path, chromium: str) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        for n in range(8):
+            await shop.pack.using(id=f"large-{n}", delay=3600).enqueue(n, "x" * 900_000)
+        async with its.visit("/jobs?view=scheduled") as visit:
+            for n in range(8):
+                await visit.row(f"large-{n}").wait_for()
+
+
+async def test_waiting_jobs_are_listed_and_cancelled_ready_or_not(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        await shop.pack.using(id="ready-1").enqueue(1)
+        await shop.pack.using(id="later-1", delay=3600).enqueue(1)
+        for path in ("/", "/queues"):
+            async with its.visit(path) as visit:
+                await visit.page.locator("a[href*='view=waiting']").first.click()
+                await visit.row("ready-1").wait_for()
+                await visit.row("later-1").wait_for()
+        async with its.visit("/jobs?view=waiting") as visit:
+            await visit.page.get_by_role("button", name="All jobs that match").click()
+            await visit.button("Cancel all that match").click()
+            await visit.confirm("Cancel 2 jobs")
+            await visit.dialog.get_by_text("2 jobs cancelled.").wait_for()
+        assert await states(shop, State.WAITING) == 0

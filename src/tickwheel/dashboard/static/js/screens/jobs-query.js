@@ -1,6 +1,7 @@
 // What is looked for: as the text of the search box, as the query of the page, and as that of the API.
 
-export const VIEWS = ["scheduled", "ready", "running", "retrying", "done", "dead", "cancelled"];
+// Waiting: scheduled, ready or retrying. For the API it is a state; the others are its views.
+export const VIEWS = ["waiting", "scheduled", "ready", "running", "retrying", "done", "dead", "cancelled"];
 export const ENDED_VIEWS = ["done", "dead", "cancelled"];
 // The names in the URL of the page. `from` and `until` are ISO dates or times, or distances from now as "-1h" and "+10m".
 export const FIELDS = ["queue", "task", "worker", "meta", "from", "until", "text"];
@@ -166,7 +167,7 @@ const iso = (ms) => new Date(ms).toISOString();
 export function asked(query, now) {
   const wrong = fault(query);
   if (wrong) throw new Error(wrong);
-  const found = query.view ? { view: query.view } : {};
+  const found = query.view ? { [query.view === "waiting" ? "state" : "view"]: query.view } : {};
   for (const name of FIELDS) if (query[name]) found[name] = query[name];
   for (const name of ["from", "until"]) if (found[name]) found[name] = iso(moment(found[name], now));
   return found;

@@ -85,7 +85,7 @@ function usePage(query, wrong) {
   const relative = [query.from, query.until].some((text) => /^[+-]/.test(text ?? ""));
   const minute = Math.floor(useNow() / MINUTE_MS) * MINUTE_MS;
   const words = JSON.stringify(query);
-  const path = useMemo(() => (wrong ? null : withQuery("/v1/jobs", { ...asked(query, minute), limit: PAGE, cursor: query.cursor })), [words, relative && !query.cursor && minute]);
+  const path = useMemo(() => (wrong ? null : withQuery("/v1/jobs", { ...asked(query, minute), limit: PAGE, brief: true, cursor: query.cursor })), [words, relative && !query.cursor && minute]);
   const [watched, watchProblem] = useWatch(query.cursor ? null : path);
   const [read, readProblem] = useRead(query.cursor ? path : null);
   const [page, problem] = query.cursor ? [read, readProblem] : [watched, watchProblem];

@@ -64,7 +64,7 @@ function Figures({ overview }) {
   const { stats, rates, punctuality } = overview;
   const late = stats.oldest_late_ms;
   return html`<dl class="figures" aria-label="Now">
-    <${Figure} label="Waiting" value=${compact(stats.waiting)} title=${count(stats.waiting)} to="/jobs?view=scheduled" />
+    <${Figure} label="Waiting" value=${compact(stats.waiting)} title=${count(stats.waiting)} to="/jobs?view=waiting" />
     <${Figure} label="Running" value=${compact(stats.running)} title=${count(stats.running)} to="/jobs?view=running" />
     <${Figure} label="Dead" value=${compact(stats.dead)} title=${count(stats.dead)} to="/dead" kind=${stats.dead ? "bad" : ""} />
     <${Figure} label="Oldest due" value=${late ? `${duration(late)} late` : stats.oldest_due ? "on time" : "none"} kind=${late > 60_000 ? "bad" : late > 1000 ? "warn" : ""} to="/jobs?view=ready" />
