@@ -18,7 +18,7 @@ export function Queues() {
   const [fleet] = useWatch("/v1/workers");
   const queues = document?.queues;
   return html`<${Heading} title="Queues" />
-    ${problem && !queues ? html`<${Trouble} problem=${problem} />` : !queues ? html`<${Loading} />` : html`<${List} queues=${queues} workers=${fleet?.workers} />`}`;
+    ${problem && !queues ? html`<${Trouble} problem=${problem} retry=${() => live.refresh()} />` : !queues ? html`<${Loading} />` : html`<${List} queues=${queues} workers=${fleet?.workers} />`}`;
 }
 
 function List({ queues, workers }) {

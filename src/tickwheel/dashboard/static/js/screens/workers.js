@@ -2,7 +2,7 @@
 import { count, duration, percent, plural } from "../format.js";
 import { onKeys } from "../keyboard.js";
 import { html, useEffect, useRef } from "../lib.js";
-import { useWatch } from "../live.js";
+import { live, useWatch } from "../live.js";
 import { Heading, Panel } from "../parts/heading.js";
 import { Badge, Empty, Loading, Note, Text, Trouble } from "../parts/marks.js";
 import { Table } from "../parts/table.js";
@@ -25,7 +25,7 @@ export function Workers() {
       <span class="spring"></span>
       ${workers?.length > 0 && html`<${Filter} text=${text} />`}
     <//>
-    ${problem && !workers ? html`<${Trouble} problem=${problem} />` : !workers ? html`<${Loading} />` : html`<${List} workers=${workers} running=${running} text=${text} />`}`;
+    ${problem && !workers ? html`<${Trouble} problem=${problem} retry=${() => live.refresh()} />` : !workers ? html`<${Loading} />` : html`<${List} workers=${workers} running=${running} text=${text} />`}`;
 }
 
 function Filter({ text }) {
