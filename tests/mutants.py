@@ -914,6 +914,16 @@ FAULTS = [
         f"{HTTP_SESSION} -k elsewhere",
     ),
     Fault(
+        "dashboards on one host share a cookie", "sessions", "http/access.py",
+        "hexdigest()[:8]", "hexdigest()[:0]",
+        f"{HTTP_SESSION} -k disturb",
+    ),
+    Fault(
+        "a brief list has everything", "lists", "http/jobs.py",
+        "    if brief:\n", "    if False:\n",
+        "tests/faces/test_http_search.py -k brief",
+    ),
+    Fault(
         "a session does not end", "sessions", "operate/sessions.py",
         "if found is None or int(found[1]) <= self._client.clock.now_ms():", "if found is None:",
         f"{HTTP_SESSION} -k lifetime",

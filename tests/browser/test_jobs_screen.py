@@ -199,3 +199,117 @@ async def test_a_row_under_the_mouse_stays_where_it_is(tmp_path: Path, chromium:
                 return len(texts) == 2 and "first" in texts[0]
 
             await poll(ordered)
+
+
+NO_TIMES = [
+    "yesterday", "tomorrow", "18.11.2026", "10:00", "5", "1h", "2026", "2026-02-30",
+    "2026-11-18 10:00", "2026-11-18T25:00", "+", "-1x", "+99999999999999w",
+]  # fmt: skip
+
+
+async def test_what_is_no_time_is_refused_and_nothing_can_be_done(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        await shop.pack.using(id="n-1", delay=9999).enqueue(1)
+        await shop.app.cancel(["n-1"])
+        async with its.visit("/jobs?view=cancelled") as visit:
+            actions = visit.page.get_by_role("button", name="All jobs that match")
+            asked: list[str] = []
+            for name, text in [*(("until", text) for text in NO_TIMES), ("from", "tomorrow")]:
+                await searched(visit, "")
+                await visit.row("n-1").wait_for()
+                await actions.wait_for()
+                await searched(visit, f'{name}:"{text}"')
+                alert = visit.page.get_by_role("alert")
+                await alert.get_by_text(f"{name}:{text} is no time: ").wait_for()
+                assert await actions.count() == 0 and await visit.row("n-1").count() == 0, text
+            await searched(visit, "until:1h")
+            await visit.sees("write -1h for that long ago, or +1h for that long from now")
+            # The same by its address, and nothing is asked for.
+            visit.page.on("request", lambda request: asked.append(request.url))
+            await visit.open("/jobs?view=cancelled&until=yesterday")
+            await visit.sees("until:yesterday is no time")
+            assert await actions.count() == 0
+
+            async def watched() -> bool:
+                return any("/v1/watch" in url for url in asked)
+
+            await poll(watched)
+            assert not [url for url in asked if "v1%2Fjobs" in url or "/v1/jobs" in url]
+            await searched(visit, "due<yesterday")
+            await visit.sees("until:yesterday is no time")
+            await searched(visit, "view:gone")
+            await visit.sees("view:gone is no view")
+
+
+# What is exported by the module of a name; the page has loaded it already.
+MODULE = """async ([name, script]) => {
+  const entries = performance.getEntriesByType("resource");
+  const module = await import(entries.find((each) => each.name.endsWith(name)).name);
+  return module[script[0]](...script.slice(1));
+}"""
+
+
+async def test_times_without_a_zone_are_local_and_texts_come_back_as_they_were(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its, its.visit("/jobs") as visit:
+
+        async def call(*script: object) -> object:
+            return await visit.page.evaluate(MODULE, ["/jobs-query.js", list(script)])
+
+        # The browser is in Paris.
+        for text, iso in {
+            "2026-11-18": "2026-11-17T23:00:00.000Z",
+            "2026-11-18T10:00": "2026-11-18T09:00:00.000Z",
+            "2026-11-18T10:00:01Z": "2026-11-18T10:00:01.000Z",
+            "2026-11-18T10:00+05:30": "2026-11-18T04:30:00.000Z",
+            "-1h30m": "1969-12-31T22:30:00.000Z",
+            "+10m": "1970-01-01T00:10:00.000Z",
+        }.items():
+            assert await call("asked", {"until": text}, 0) == {"until": iso}
+        texts = [
+            "meta.-=x", "meta.a:b", "until:5", "due<x", "a b", " a", "a  b", 'say "hi"', "\\", '"',
+            "view:x", "id:7", "a:b", "x meta.y=z", 'a\\"b c',
+        ]  # fmt: skip
+        for text in texts:
+            query = {
+                "queue": "mail",
+                "until": "-1h",
+                "meta": f"{text.split('=')[0]}=v=w:x",
+                "text": text,
+            }
+            assert await call("parse", await call("compose", query)) == query, text
+
+
+async def test_a_list_of_large_jobs_is_shown(tmp_path: Path, chromium: str) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        for n in range(8):
+            await shop.pack.using(id=f"large-{n}", delay=3600).enqueue(n, "x" * 900_000)
+        async with its.visit("/jobs?view=scheduled") as visit:
+            for n in range(8):
+                await visit.row(f"large-{n}").wait_for()
+
+
+async def test_waiting_jobs_are_listed_and_cancelled_ready_or_not(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        await shop.pack.using(id="ready-1").enqueue(1)
+        await shop.pack.using(id="later-1", delay=3600).enqueue(1)
+        for path in ("/", "/queues"):
+            async with its.visit(path) as visit:
+                await visit.page.locator("a[href*='view=waiting']").first.click()
+                await visit.row("ready-1").wait_for()
+                await visit.row("later-1").wait_for()
+        async with its.visit("/jobs?view=waiting") as visit:
+            await visit.page.get_by_role("button", name="All jobs that match").click()
+            await visit.button("Cancel all that match").click()
+            await visit.confirm("Cancel 2 jobs")
+            await visit.dialog.get_by_text("2 jobs cancelled.").wait_for()
+        assert await states(shop, State.WAITING) == 0

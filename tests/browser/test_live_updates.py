@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
+from playwright.async_api import Route
 from stocked_shop import Shop
 from visits import dashboard, poll
 
@@ -122,3 +124,38 @@ async def test_only_what_has_changed_is_sent(tmp_path: Path, chromium: str) -> N
             )
             whole = await visit.page.evaluate("Math.max(...heard.map(([, size]) => size))")
             assert max(sizes) < whole / 3
+
+
+async def test_a_refused_stream_is_trouble_and_not_asked_for_again_and_again(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        await shop.pack.using(id="one", delay=3600).enqueue(1)
+        async with its.visit("/store", may_fail=(429,)) as visit:
+            asked: list[str] = []
+            refusing = True
+
+            async def answer(route: Route) -> None:
+                asked.append(route.request.url)
+                if not refusing:
+                    return await route.continue_()
+                problem = {"title": "Too many", "status": 429, "detail": "20 streams are open"}
+                await route.fulfill(
+                    status=429, content_type="application/problem+json", body=json.dumps(problem)
+                )
+
+            await visit.page.route("**/v1/watch?*", answer)
+            for path in ("/", "/jobs", "/queues", "/workers", "/schedules"):
+                await visit.open(path)
+                await visit.sees("20 streams are open")
+                assert await visit.page.locator("main .loading").count() == 0, path
+            await visit.open("/jobs")
+            await visit.sees("20 streams are open")
+            asked.clear()
+            await asyncio.sleep(5)
+            assert asked == []
+            refusing = False
+            await visit.button("Try again").click()
+            await visit.row("one").wait_for()
+            assert await visit.page.get_by_role("alert").count() == 0

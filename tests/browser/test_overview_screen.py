@@ -87,3 +87,42 @@ async def test_tasks_that_no_worker_serves_and_paused_queues_are_named(
             await visit.sees("No worker serves")
             await visit.sees("only_here")
             await visit.sees("1 queue paused:")
+
+
+async def test_a_chart_has_lines_at_decades_and_the_value_of_the_last_slot(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    # Draws a chart and says its legend, and at which marks there are lines.
+    script = """async () => {
+      const load = (name) => {
+        const entries = performance.getEntriesByType("resource");
+        return import(entries.find((each) => each.name.endsWith(name)).name);
+      };
+      const { Chart } = await load("/chart.js");
+      const { html, render } = await load("/js/lib.js");
+      const Plot = window.uPlot;
+      let axis;
+      window.uPlot = function (options, ...more) {
+        axis = options.axes[1];
+        return new Plot(options, ...more);
+      };
+      const place = document.createElement("div");
+      document.body.append(place);
+      const series = [
+        { label: "old", values: [5, null], colour: "accent" },
+        { label: "new", values: [5, 7], colour: "dead" },
+      ];
+      const format = (n) => (n === null ? "–" : String(n));
+      const more = { label: "x", times: [1, 2], series, format, log: true };
+      render(html`<${Chart} ...${more} />`, place);
+      while (!axis) await new Promise(requestAnimationFrame);
+      const marks = [0.1, 0.5, 1, 2, 3, 9, 10, 20, 1000];
+      const lines = [axis, axis.grid, axis.ticks].map((each) => each.filter(null, marks));
+      return [place.querySelector(".legend").innerText, ...lines];
+    }"""
+    async with dashboard(shop.app, chromium) as its, its.visit("/") as visit:
+        await visit.page.locator("dl.figures").wait_for()
+        legend, *lines = await visit.page.evaluate(script)
+        assert legend.split() == ["old", "–", "new", "7"]
+        assert lines == [[0.1, None, 1, None, None, None, 10, None, 1000]] * 3

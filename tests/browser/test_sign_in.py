@@ -85,3 +85,36 @@ async def test_without_keys_it_is_open_on_this_machine_alone(tmp_path: Path, chr
     async with dashboard(shop.app, chromium) as its, its.visit("/jobs") as visit:
         await visit.sees("No jobs.")
         await visit.sees("No sign-in")
+
+
+async def test_a_key_that_may_not_read_is_told_so_and_can_sign_out(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        key = await its.key("enqueue")
+        async with its.visit("/", may_fail=(401,)) as visit:
+            await signed_in(visit, key)
+            await visit.sees("it may not read")
+            await visit.accessible()
+            await visit.button("Sign out").click()
+            await visit.heading("Sign in").wait_for()
+
+
+async def test_a_key_for_some_tasks_sees_dashes_and_why_there_are_no_charts(
+    tmp_path: Path, chromium: str
+) -> None:
+    shop = Shop(tmp_path)
+    async with dashboard(shop.app, chromium) as its:
+        await shop.pack.using(id="one", delay=3600).enqueue(1)
+        key = await its.key("operate", tasks=[shop.pack.name])
+        async with its.visit("/", may_fail=(401, 403)) as visit:
+            await signed_in(visit, key)
+            await visit.sees("Your key does not see this.")
+            await visit.until("document.querySelector('main .loading') === null")
+            await visit.open("/queues")
+            row = visit.row("default")
+            await row.wait_for()
+            texts = await row.locator("td.right").all_inner_texts()
+            assert texts == ["–"] * 5
+            assert await visit.button("Pause default").count() == 0

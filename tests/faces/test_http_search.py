@@ -287,3 +287,17 @@ async def test_every_answer_comes_soon_with_a_million_jobs(tmp_path: Path) -> No
         assert (await its.get("/v1/jobs/count?view=running&worker=worker-3")).json()["count"] > 0
         groups = (await its.get("/v1/dead/groups")).json()
         assert (len(groups["groups"]), groups["looked"], groups["total"]) == (2, 10_000, 40_000)
+
+
+async def test_a_brief_list_leaves_out_what_may_be_large(tmp_path: Path) -> None:
+    async with served(shop(tmp_path)) as its:
+        await its.add("send", id="dead")
+        await settle(its, "dead", "dead", error="ValueError: " + "x" * 2000)
+        [whole] = (await its.get("/v1/jobs?view=dead")).json()["jobs"]
+        assert whole["arguments"] and len(whole["error"]) > 1000
+        [job] = (await its.get("/v1/jobs?view=dead&brief=true")).json()["jobs"]
+        left_out = dict.fromkeys(("arguments", "result", "traceback"))
+        error = whole["error"][:500]
+        history = [{**run, "error": error} for run in whole["history"]]
+        assert history and job == {**whole, **left_out, "error": error, "history": history}
+        problem(await its.get("/v1/jobs?brief=maybe"), 400, "bad-request")

@@ -8,17 +8,19 @@ from contextlib import asynccontextmanager
 from http.cookies import Morsel, SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from events import watching
 from http_server import PATIENCE_S, Shop, problem, served, shop
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Mount
 
 from tickwheel import App
 from tickwheel.errors import BadConfig, StoreUnavailable
-from tickwheel.http.access import COOKIE
+from tickwheel.http.access import COOKIE, cookie_name
 from tickwheel.http.asgi import OPERATIONS
 from tickwheel.http.server import Listening, serving
 from tickwheel.operate.keys import Keys
@@ -41,7 +43,17 @@ async def browsing(its: Shop, key: str | None = None) -> AsyncIterator[httpx.Asy
 
 
 def cookie_of(answer: httpx.Response) -> Morsel[str]:
-    return SimpleCookie(answer.headers["set-cookie"])[COOKIE]
+    [cookie] = SimpleCookie(answer.headers["set-cookie"]).values()
+    assert cookie.key.startswith(f"{COOKIE}_")
+    return cookie
+
+
+def name_at(url: str) -> str:
+    """What the cookie is called on this server."""
+    place = urlsplit(url)
+    headers = [(b"host", place.netloc.encode())]
+    scope = {"type": "http", "scheme": "http", "path": "/", "query_string": b"", "headers": headers}
+    return cookie_name(Request(scope))
 
 
 async def until_gone(browser: httpx.AsyncClient) -> None:
@@ -88,12 +100,12 @@ async def test_a_key_signs_in_and_out(tmp_path: Path) -> None:
             form = {"task": "pack", "arguments": {"order": 1}, "delay": "1h", "id": "a"}
             assert (await browser.post("/v1/jobs", json=form)).status_code == 201
             problem(await browser.get("/v1/keys"), 403, "forbidden")
-            token = browser.cookies[COOKIE]
+            token = browser.cookies[name_at(its.url)]
             answer = await browser.delete("/v1/session")
             assert (answer.status_code, answer.json()["who"]) == (200, None)
-            assert cookie_of(answer)["max-age"] == "0" and COOKIE not in browser.cookies
+            assert cookie_of(answer)["max-age"] == "0" and not browser.cookies
             # Also if somebody has kept the cookie.
-            browser.cookies[COOKIE] = token
+            browser.cookies[name_at(its.url)] = token
             detail = problem(await browser.get("/v1/stats"), 401, "unauthorized")
             assert "sign in again" in detail
         actions = [(each.action, each.outcome) for each in await its.entries()]
@@ -130,16 +142,16 @@ async def test_a_wrong_key_does_not_sign_in_and_is_not_in_the_audit_log(
 )
 async def test_a_cookie_that_nobody_was_given_is_nothing(tmp_path: Path, token: str) -> None:
     async with served(shop(tmp_path), keys=True) as its, browsing(its) as browser:
-        cookie = {b"Cookie": f"{COOKIE}={token}".encode()}
+        cookie = {b"Cookie": f"{name_at(its.url)}={token}".encode()}
         problem(await browser.get("/v1/stats", headers=cookie), 401, "unauthorized")
         assert (await browser.get("/v1/session", headers=cookie)).json()["who"] is None
 
 
 async def test_the_end_of_a_session_can_not_be_put_off(tmp_path: Path) -> None:
     async with served(shop(tmp_path), keys=True) as its, browsing(its, its.texts[0]) as browser:
-        end, _, secret = browser.cookies[COOKIE].partition(".")
+        end, _, secret = browser.cookies[name_at(its.url)].partition(".")
         browser.cookies.clear()
-        later = {"Cookie": f"{COOKIE}={int(end) + 1:015}.{secret}"}
+        later = {"Cookie": f"{name_at(its.url)}={int(end) + 1:015}.{secret}"}
         problem(await browser.get("/v1/stats", headers=later), 401, "unauthorized")
 
 
@@ -151,7 +163,7 @@ async def test_a_session_ends_after_its_lifetime(
 ) -> None:
     monkeypatch.setenv("TICKWHEEL_SESSION_LIFETIME", "1s")
     async with served(shop(tmp_path), keys=True) as its, browsing(its, its.texts[0]) as browser:
-        kept = {"Cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
+        kept = {"Cookie": f"{name_at(its.url)}={browser.cookies[name_at(its.url)]}"}
         browser.cookies.clear()
         async with watching(browser, ["/v1/stats"], headers=kept) as told:
             assert (await told.to_its_end())[-1] == "end"
@@ -185,7 +197,7 @@ async def test_a_session_holds_on_another_server_and_ends_there_too(tmp_path: Pa
         browsing(its, its.texts[0]) as browser,
         browsing(another) as elsewhere,
     ):
-        elsewhere.cookies[COOKIE] = browser.cookies[COOKIE]
+        elsewhere.cookies[name_at(another.url)] = browser.cookies[name_at(its.url)]
         assert (await elsewhere.get("/v1/keys")).status_code == 200
         await browser.delete("/v1/session")
         await until_gone(elsewhere)
@@ -212,7 +224,7 @@ async def test_to_sign_in_again_ends_the_session_before(tmp_path: Path) -> None:
 
 async def test_the_store_keeps_no_token(tmp_path: Path) -> None:
     async with served(shop(tmp_path), keys=True) as its, browsing(its, its.texts[0]) as browser:
-        token = browser.cookies[COOKIE]
+        token = browser.cookies[name_at(its.url)]
         [(name, text)] = await (await its.app.client()).records(KIND)
         secret = token.partition(".")[2]
         assert secret not in name + text and its.texts[0] not in name + text
@@ -283,6 +295,47 @@ async def test_a_proxy_that_is_trusted_says_that_it_is_https(tmp_path: Path) -> 
                 answer = await client.post("/v1/session", json={"key": text}, headers=headers)
                 cookie = cookie_of(answer)
                 assert (cookie["path"], cookie["secure"]) == ("/tick", secure)
+
+
+async def test_dashboards_on_one_host_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Below each other, and on other ports: a browser sends all cookies of the host to each."""
+    shops: dict[str, tuple[App, str]] = {}
+    for name in ("root", "admin"):
+        (tmp_path / name).mkdir()
+        app = shop(tmp_path / name)
+        _, text = await Keys(await app.client()).create(name, ["read"])
+        shops[name] = app, text
+    (root, root_key), (admin, admin_key) = shops.values()
+    site = Starlette(routes=[Mount("/admin", admin.dashboard()), Mount("/", root.dashboard())])
+    transport = httpx.ASGITransport(site, client=("203.0.113.7", 1))
+    sent: dict[str, str] = {}
+
+    async def ask(method: str, url: str, **options: Any) -> Any:
+        async with httpx.AsyncClient(transport=transport) as own:
+            cookie = "; ".join(f"{name}={token}" for name, token in sent.items())
+            answer = await own.request(method, url, headers={**SAME, "Cookie": cookie}, **options)
+        if "set-cookie" in answer.headers:
+            morsel = cookie_of(answer)
+            sent[morsel.key] = morsel.value
+        return answer.json()
+
+    async with root, admin:
+        host = "http://shop.example"
+        places = {
+            f"{host}/admin": admin_key, host: root_key, f"{host}:8080": root_key,
+            f"{host}:8080/admin": admin_key,
+        }  # fmt: skip
+        for place, key in places.items():
+            await ask("POST", f"{place}/v1/session", json={"key": key})
+        assert len(sent) == len(places)
+        for place in places:
+            found = await ask("GET", f"{place}/v1/session")
+            assert found["who"] == ("admin" if place.endswith("/admin") else "root"), place
+        # What somebody else has left under the old name is nothing.
+        sent[COOKIE] = "x"
+        await ask("DELETE", f"{host}/v1/session")
+        assert (await ask("GET", f"{host}/v1/session"))["who"] is None
+        assert (await ask("GET", f"{host}:8080/v1/session"))["who"] == "root"
 
 
 # --- Only from our own pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -21,7 +22,7 @@ ANY_NAME = "~"
 # For how many keys the time of the next request is remembered.
 KEYS_REMEMBERED = 10_000
 KEY_LENGTH_MAX = 512
-# The cookie of a session.
+# How the name of a session's cookie begins.
 COOKIE = "tickwheel_session"
 # What proxies add to requests that they pass on.
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
@@ -102,7 +103,18 @@ def session_token(request: Request) -> str | None:
     """The token of the session that a request is sent in; None if it is sent with a key."""
     if "authorization" in request.headers:
         return None
-    return request.cookies.get(COOKIE)
+    return request.cookies.get(cookie_name(request))
+
+
+def cookie_name(request: Request) -> str:
+    """The name of the session's cookie here: at this path of this port.
+
+    Browsers send the cookies of a host to all its ports, and those of a path to all paths below;
+    by its name each dashboard knows its own. The path and the port are as the browser knows them.
+    """
+    origin = _origin(f"{request.url.scheme}://{request.headers.get('host', '')}")
+    place = f"{origin[2] if origin else None}{request.scope.get('root_path', '')}"
+    return f"{COOKIE}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def check_same_origin(request: Request) -> None:

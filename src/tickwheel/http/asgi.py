@@ -30,6 +30,7 @@ from tickwheel.http import (
     session,
     watch,
 )
+from tickwheel.http.access import cookie_name
 from tickwheel.http.api import OPENAPI, Api, problem_response
 from tickwheel.http.openapi import document
 from tickwheel.http.problems import Kind
@@ -49,12 +50,12 @@ _description = Table()
 )
 async def get_openapi(incoming: Incoming) -> Reply:
     """This document: OpenAPI 3.1."""
-    return Reply(_document(incoming.root))
+    return Reply(_document(incoming.root, cookie_name(incoming.request)))
 
 
 @lru_cache(maxsize=16)
-def _document(root: str) -> dict[str, Any]:
-    return document(OPERATIONS, root)
+def _document(root: str, cookie: str) -> dict[str, Any]:
+    return document(OPERATIONS, root, cookie)
 
 
 _TABLES = (adding, jobs, counting, schedules, operating, overview, admin, session, watch)

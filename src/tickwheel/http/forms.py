@@ -148,6 +148,8 @@ class FindJobs(CountJobs):
 
     cursor: Annotated[str, Meta(max_length=4096)] | None = None
     limit: Limit = 100
+    # Without what may be large: no arguments, results and tracebacks, and the start of errors.
+    brief: bool = False
 
 
 class DueRange(_Form):

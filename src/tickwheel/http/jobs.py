@@ -45,7 +45,12 @@ from tickwheel.operate.bulk import (
     rerun_dead,
     rerun_jobs,
 )
-from tickwheel.operate.documents import ExplanationDocument, JobDocument, explanation_document
+from tickwheel.operate.documents import (
+    ExplanationDocument,
+    JobDocument,
+    brief_document,
+    explanation_document,
+)
 from tickwheel.operate.facts import facts_of
 from tickwheel.operate.keys import Scope
 from tickwheel.task import checked_move
@@ -98,8 +103,9 @@ async def list_jobs(incoming: Incoming) -> Reply:
     `view`, `from` or `until` that is so over all queues, but not on NATS. There is no index for
     `task`, `worker`, `text` and `view=retrying`, and on NATS only for `state` and `queue`: a
     request then looks at 5,000 jobs at most, so a page may be short, or empty, although the cursor
-    leads to more."""
-    return await _list(incoming)
+    leads to more. With `brief=true`, arguments, results and tracebacks are null, and of errors
+    there are 500 characters."""
+    return await _list(incoming, brief=incoming.query.brief)
 
 
 @table.operation(
@@ -116,7 +122,7 @@ async def list_dead(incoming: Incoming) -> Reply:
     return await _list(incoming, State.DEAD)
 
 
-async def _list(incoming: Incoming, state: State | None = None) -> Reply:
+async def _list(incoming: Incoming, state: State | None = None, *, brief: bool = False) -> Reply:
     query = incoming.query
     client = await incoming.service.client()
     page = await find_page(
@@ -130,6 +136,8 @@ async def _list(incoming: Incoming, state: State | None = None) -> Reply:
     )
     redaction, caller = incoming.service.redaction, incoming.caller
     jobs = [redaction.document(job, caller) for job in page.jobs]
+    if brief:
+        jobs = [brief_document(job) for job in jobs]
     # It would tell of jobs that are not for the caller.
     looked = page.looked if caller.sees_all(incoming.scope) else len(jobs)
     return Reply(JobList(jobs=jobs, cursor=page.cursor, looked=looked))

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from tickwheel.http.access import COOKIE
 from tickwheel.http.problems import MEDIA_TYPE, Kind, ProblemDetails
 from tickwheel.http.table import Operation
 from tickwheel.version import __version__
@@ -25,8 +24,8 @@ WITH_BODY = (
 REF = "#/components/schemas/{name}"
 
 
-def document(operations: Iterable[Operation], root: str = "") -> dict[str, Any]:
-    """The document of these operations, for a server at this path."""
+def document(operations: Iterable[Operation], root: str, cookie: str) -> dict[str, Any]:
+    """The document of these operations, for a server at this path with this cookie."""
     known = list(operations)
     types = list(dict.fromkeys(_types(known)))
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
@@ -47,7 +46,7 @@ def document(operations: Iterable[Operation], root: str = "") -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
-                "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+                "session": {"type": "apiKey", "in": "cookie", "name": cookie},
             },
         },
     }

@@ -9,7 +9,13 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from tickwheel.http.access import COOKIE, KEY_LENGTH_MAX, Caller, check_same_origin, unauthorized
+from tickwheel.http.access import (
+    KEY_LENGTH_MAX,
+    Caller,
+    check_same_origin,
+    cookie_name,
+    unauthorized,
+)
 from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.table import Incoming, Reply, Table
 from tickwheel.version import __version__
@@ -83,7 +89,7 @@ async def sign_in(incoming: Incoming) -> Reply:
     incoming.api.count(incoming.caller)
     incoming.admitted = True
     sessions = await incoming.service.sessions()
-    await sessions.end(incoming.request.cookies.get(COOKIE, ""))
+    await sessions.end(incoming.request.cookies.get(cookie_name(incoming.request), ""))
     token = await sessions.start(key)
     cookie = _cookie(incoming, token, sessions.lifetime_ms // 1000)
     return Reply(await _document(incoming, incoming.caller), headers=cookie)
@@ -98,7 +104,7 @@ async def sign_in(incoming: Incoming) -> Reply:
 )
 async def sign_out(incoming: Incoming) -> Reply:
     """End the session of the cookie, and delete it."""
-    if token := incoming.request.cookies.get(COOKIE):
+    if token := incoming.request.cookies.get(cookie_name(incoming.request)):
         sessions = await incoming.service.sessions()
         if key := await sessions.find(token):
             incoming.caller, incoming.admitted = Caller(key), True
@@ -137,4 +143,4 @@ def _cookie(incoming: Incoming, token: str, lifetime_s: int) -> dict[str, str]:
     secure = "; Secure" if incoming.request.url.scheme == "https" else ""
     path = quote(incoming.root, safe="/%") or "/"
     rules = f"Path={path}; Max-Age={lifetime_s}; HttpOnly; SameSite=Strict{secure}"
-    return {"Set-Cookie": f"{COOKIE}={token}; {rules}"}
+    return {"Set-Cookie": f"{cookie_name(incoming.request)}={token}; {rules}"}

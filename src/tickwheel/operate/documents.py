@@ -49,6 +49,10 @@ class ProgressDocument(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
+# How much of an error a brief document has, in characters.
+BRIEF_ERROR = 500
+
+
 class RunDocument(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at a job."""
 
@@ -93,6 +97,23 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str | None
     result: Any
     history: list[RunDocument]
+
+
+def brief_document(document: JobDocument) -> JobDocument:
+    """The same without what may be large, for lists."""
+    history = [msgspec.structs.replace(run, error=_start(run.error)) for run in document.history]
+    return msgspec.structs.replace(
+        document,
+        arguments=None,
+        result=None,
+        traceback=None,
+        error=_start(document.error),
+        history=history,
+    )
+
+
+def _start(error: str | None) -> str | None:
+    return None if error is None else error[:BRIEF_ERROR]
 
 
 def job_document(job: Job) -> JobDocument:

@@ -60,8 +60,27 @@ export async function request(method, path, body) {
   try {
     response = await fetch(address(path), options);
   } catch {
-    throw new Problem(0, { detail: "The server can't be reached." });
+    throw unreachable();
   }
+  return answerOf(response, path);
+}
+
+/** Whether a stream would be let in, without reading it; throws why not. */
+export async function probe(path) {
+  const stop = new AbortController();
+  let response;
+  try {
+    response = await fetch(address(path), { credentials: "same-origin", signal: stop.signal });
+  } catch {
+    throw unreachable();
+  }
+  if (response.ok) stop.abort();
+  else await answerOf(response, path);
+}
+
+const unreachable = () => new Problem(0, { detail: "The server can't be reached." });
+
+async function answerOf(response, path) {
   const text = await response.text();
   let content = null;
   try {

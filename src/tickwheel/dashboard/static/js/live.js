@@ -1,10 +1,12 @@
 // What the server tells by itself: one stream for the tab, with all that is shown.
-import { Problem, address, decode, get } from "./api.js";
+import { Problem, address, decode, get, probe } from "./api.js";
 import { Source, store, stored, useEffect, useSource } from "./lib.js";
 
 export const INTERVALS = [1, 2, 5, 15, 30, 60];
 // How long to wait before the next try, after each failure.
 const AGAIN_MS = [500, 1000, 2000, 5000, 10_000];
+// And after the server has refused: it will hardly think otherwise, unless there were too many.
+const REFUSED_MS = 30_000;
 
 /** Apply what has changed to a document. */
 export function patched(old, patch) {
@@ -28,7 +30,7 @@ class Live extends Source {
   #pending = 0;
   #failures = 0;
   heardAt = null;
-  // "live", "connecting", "hidden", "off"
+  // "live", "connecting", "refused", "hidden", "off"
   status = "connecting";
 
   constructor() {
@@ -102,7 +104,8 @@ class Live extends Source {
     this.#say(this.heardAt === null ? "connecting" : this.status === "live" ? "live" : "connecting");
     const query = new URLSearchParams({ every: String(this.every) });
     for (const path of this.#watched.keys()) query.append("path", path);
-    const stream = (this.#stream = new EventSource(address(`/v1/watch?${query}`)));
+    const path = `/v1/watch?${query}`;
+    const stream = (this.#stream = new EventSource(address(path)));
     const heard = (take) => (event) => {
       if (stream !== this.#stream) return;
       this.#failures = 0;
@@ -122,27 +125,38 @@ class Live extends Source {
     );
     stream.addEventListener("problem", heard(({ path, problem }) => update(path, () => ({ problem: new Problem(problem.status, problem) }))));
     stream.addEventListener("beat", heard(() => {}));
-    stream.addEventListener("end", () => this.#again());
-    stream.onerror = () => this.#again();
+    stream.addEventListener("end", () => this.#again(path));
+    stream.onerror = () => stream === this.#stream && this.#again(path);
   }
 
-  #again() {
+  #again(path) {
     this.#close();
     this.#say("connecting");
     const wait = AGAIN_MS[Math.min(this.#failures, AGAIN_MS.length - 1)];
     this.#failures += 1;
     clearTimeout(this.#pending);
-    this.#pending = setTimeout(() => this.#check(), wait);
+    this.#pending = setTimeout(() => this.#check(path), wait);
   }
 
-  /** An event stream doesn't say why it was refused; a request does. */
-  async #check() {
+  /** An event stream doesn't say why it was refused; the same as a request does. */
+  async #check(path) {
+    const mine = this.#pending;
     try {
-      await get("/v1/stats");
+      await probe(path);
     } catch (problem) {
-      if (problem.status === 0 || problem.status >= 500) return this.#again();
+      // Something else is watched by now.
+      if (mine !== this.#pending) return;
+      if (problem.status === 0 || problem.status >= 500) return this.#again(path);
+      return this.#refused(problem);
     }
-    this.#open();
+    if (mine === this.#pending) this.#open();
+  }
+
+  /** All that is watched has this problem. */
+  #refused(problem) {
+    for (const entry of this.#watched.values()) entry.problem = problem;
+    this.#say("refused");
+    this.#pending = setTimeout(() => this.#open(), REFUSED_MS);
   }
 
   async #readOnce() {

@@ -1,6 +1,6 @@
 // From the first byte to the first screen.
 import { Fragment, html, render, useEffect } from "./lib.js";
-import { DialogHost, ToastHost, closeDialog } from "./parts/dialog.js";
+import { DialogHost, ToastHost, attempt, closeDialog } from "./parts/dialog.js";
 import { Empty, Loading, Trouble } from "./parts/marks.js";
 import { Link, useRoute } from "./router.js";
 import { Audit } from "./screens/audit.js";
@@ -45,8 +45,16 @@ function Page() {
   }, [path, signedIn]);
   if (who === null) return problem ? html`<main class="alone"><${Trouble} problem=${problem} retry=${() => session.load()} /></main>` : html`<${Loading} />`;
   if (!signedIn) return html`<${SignIn} />`;
+  if (!session.may("read")) return html`<${NoReading} who=${who} />`;
   // Another thing of the same kind is another screen, with nothing left of the one before.
   return html`<${Shell}><${Screen} key=${`${path} ${query.id ?? query.name ?? ""}`} /><//>`;
+}
+
+function NoReading({ who }) {
+  return html`<main class="sign-in"><form class="panel" onSubmit=${(event) => { event.preventDefault(); attempt(() => session.signOut()); }}>
+    <h1 tabindex="-1">Nothing to see with this key</h1>
+    <p>The key <b><bdi>${who.who}</bdi></b> has the scopes ${who.scopes.join(", ")}: it may not read. Sign in with a key that has the scope read.</p>
+    <button class="button main">Sign out</button></form></main>`;
 }
 
 function Missing() {

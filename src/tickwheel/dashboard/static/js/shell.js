@@ -102,7 +102,7 @@ function Who() {
 
 // --- Live
 
-const WORDS = { live: "Live", connecting: "Connecting…", hidden: "Paused", off: "Off" };
+const WORDS = { live: "Live", connecting: "Connecting…", refused: "Not live", hidden: "Paused", off: "Off" };
 
 function LiveMenu() {
   useSource(live);

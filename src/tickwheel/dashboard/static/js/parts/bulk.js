@@ -49,7 +49,7 @@ export async function* byFilter(path, filter) {
 export async function* byPages(path, query) {
   let cursor = null;
   do {
-    const page = await get(withQuery("/v1/jobs", { ...query, cursor, limit: PAGE }));
+    const page = await get(withQuery("/v1/jobs", { ...query, brief: true, cursor, limit: PAGE }));
     if (page.jobs.length) yield* byIds(path, page.jobs.map((job) => job.id));
     cursor = page.cursor;
   } while (cursor !== null);

@@ -60,7 +60,8 @@ export function Chart({ label, times, series, format, log = false, least = 1 }) 
   </figure>`;
 }
 
-const last = (values) => values.findLast((value) => value !== null) ?? null;
+/** Of the last slot: what was before may be long ago. */
+const last = (values) => values.at(-1) ?? null;
 
 const summary = (series, format) => series.map((each) => `${each.label} ${format(last(each.values))}`).join(", ");
 
@@ -73,6 +74,11 @@ function clockTimes(plot, marks) {
   return marks.map((at) => new Date(at * 1000).toLocaleString("en", days ? date : clock));
 }
 
+/** On a logarithmic scale, lines between the decades would merge. */
+const decades = (_, marks) => marks.map((mark) => (Math.abs(Math.log10(mark) - Math.round(Math.log10(mark))) < 1e-9 ? mark : null));
+
+const decadesOnly = ({ grid, ticks }) => ({ filter: decades, grid: { ...grid, filter: decades }, ticks: { ...ticks, filter: decades } });
+
 function options(width, series, formats, log, least) {
   const muted = colour("muted");
   const grid = { stroke: colour("line"), width: 1 };
@@ -84,7 +90,7 @@ function options(width, series, formats, log, least) {
     legend: { show: false },
     cursor: { y: false, points: { size: 5 } },
     scales: { y: log ? { distr: 3, range: (_, low, high) => [least, Math.max(high ?? 0, least * 100)] } : { range: (_, low, high) => [0, Math.max(high ?? 0, least)] } },
-    axes: [{ ...axis, values: clockTimes }, { ...axis, size: 62, values: written }],
+    axes: [{ ...axis, values: clockTimes }, { ...axis, size: 62, values: written, ...(log ? decadesOnly(axis) : {}) }],
     series: [
       {},
       ...series.map((each) => {

@@ -35,6 +35,11 @@ export function Trouble({ problem, retry }) {
   </div>`;
 }
 
+/** Why a part of a screen has nothing to show. */
+export function Unseen({ problem, retry }) {
+  return problem.status === 403 ? html`<${Empty} title="Your key does not see this." />` : html`<${Trouble} problem=${problem} retry=${retry} />`;
+}
+
 export function Note({ level = "", children }) {
   return html`<div class=${`note ${level}`}><div>${children}</div></div>`;
 }

@@ -2,9 +2,9 @@
 import { withQuery } from "../api.js";
 import { compact, count, local, plural } from "../format.js";
 import { html, useEffect, useMemo, useState } from "../lib.js";
-import { useWatch } from "../live.js";
+import { live, useWatch } from "../live.js";
 import { Link, link, route } from "../router.js";
-import { Loading, Trouble } from "./marks.js";
+import { Loading, Unseen } from "./marks.js";
 import { useNow } from "./time.js";
 
 const SPANS = {
@@ -32,7 +32,7 @@ export function Wheel() {
   useEffect(() => latest && setDue({ ...latest, start: from }), [latest]);
   const usable = due && due.counts.length === slots ? due : null;
   const ring = useMemo(() => usable && slotsOf(usable.counts), [usable]);
-  if (problem && !usable) return html`<${Trouble} problem=${problem} />`;
+  if (problem && !usable) return html`<${Unseen} problem=${problem} retry=${() => live.refresh()} />`;
 
   return html`<div class="wheel">
     <div class="ranges" role="group" aria-label="How far ahead">

@@ -73,7 +73,7 @@ async function countFor(action, query, start) {
 async function* batches(action, query, start) {
   const path = `/v1/jobs/${action}`;
   const filter = filterOf(query, start);
-  if (action === "cancel" && !filter.view) {
+  if (action === "cancel" && !query.view) {
     yield* byFilter(path, { ...filter, state: "waiting" });
     yield* byPages(path, { ...asked(query, start), state: "running" });
   } else if (filter.view === "running") yield* byPages(path, asked(query, start));

@@ -1,13 +1,19 @@
 // What is looked for: as the text of the search box, as the query of the page, and as that of the API.
 
-export const VIEWS = ["scheduled", "ready", "running", "retrying", "done", "dead", "cancelled"];
+// Waiting: scheduled, ready or retrying. For the API it is a state; the others are its views.
+export const VIEWS = ["waiting", "scheduled", "ready", "running", "retrying", "done", "dead", "cancelled"];
 export const ENDED_VIEWS = ["done", "dead", "cancelled"];
-// The names in the URL of the page. `from` and `until` are times, or distances from now as "-1h" and "+10m".
+// The names in the URL of the page. `from` and `until` are ISO dates or times, or distances from now as "-1h" and "+10m".
 export const FIELDS = ["queue", "task", "worker", "meta", "from", "until", "text"];
 export const KEYS = ["queue", "task", "worker", "id", "view", "meta.", "due<", "due>", "ended<", "ended>", "from", "until"];
 
 const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000, w: 604_800_000 };
-const DISTANCE = /^[+-]?(\d+(\.\d+)?(ms|s|m|h|d|w))+$/;
+const LENGTH = /^(\d+(\.\d+)?(ms|s|m|h|d|w))+$/;
+const DISTANCE = /^[+-](\d+(\.\d+)?(ms|s|m|h|d|w))+$/;
+const ISO = /^(\d{4})-(\d\d)-(\d\d)(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?$/;
+// The years 1 to 9999: what the API can read.
+const EARLIEST = Date.parse("0001-01-01T00:00:00Z");
+const LATEST = Date.parse("9999-12-31T23:59:59Z");
 
 // --- Words of the search box
 
@@ -34,7 +40,9 @@ export function words(text) {
 
 const unquoted = (raw) => raw.replace(/"((?:\\.|[^"\\])*)("|$)/gs, (_, inner) => inner.replace(/\\(.)/gs, "$1"));
 
-const quoted = (text) => (/[\s":<>\\]/.test(text) || text === "" ? `"${text.replace(/["\\]/g, "\\$&")}"` : text);
+const inQuotes = (text) => `"${text.replace(/["\\]/g, "\\$&")}"`;
+
+const quoted = (text) => (/[\s":<>\\]/.test(text) || text === "" ? inQuotes(text) : text);
 
 const WORD = /^(queue|task|worker|id|view|from|until):(.*)$/s;
 const META = /^meta\.((?:"(?:\\.|[^"\\])*"|[^":\s])+)[:=](.*)$/s;
@@ -50,23 +58,21 @@ export function parse(text) {
     const when = WHEN.exec(raw);
     if (word && unquoted(word[2])) fields[word[1]] = unquoted(word[2]);
     else if (meta) fields.meta = `${unquoted(meta[1])}=${unquoted(meta[2])}`;
-    else if (when && bound(when)) Object.assign(fields, bound(when));
+    else if (when && unquoted(when[3])) Object.assign(fields, bound(when));
     else free.push(unquoted(raw));
   }
   if (free.length) fields.text = free.join(" ");
   return fields;
 }
 
-/** `due<10m`: within ten minutes from now. `ended<1h`: less than an hour ago. */
+/** `due<10m`: within ten minutes from now. `ended<1h`: less than an hour ago. What is no time is kept, to be refused. */
 function bound([, what, sign, raw]) {
   const value = unquoted(raw);
   const early = sign === "<";
-  if (!DISTANCE.test(value)) return isTime(value) ? { [early ? "until" : "from"]: value } : null;
-  if (what === "due") return { [early ? "until" : "from"]: /^[+-]/.test(value) ? value : `+${value}` };
-  return { [early ? "from" : "until"]: `-${value.replace(/^[+-]/, "")}` };
+  const length = value.replace(/^[+-]/, "");
+  if (what === "ended" && LENGTH.test(length)) return { [early ? "from" : "until"]: `-${length}` };
+  return { [early ? "until" : "from"]: LENGTH.test(value) ? `+${value}` : value };
 }
-
-const isTime = (text) => !Number.isNaN(Date.parse(text));
 
 /** The text of the search box for a query. */
 export function compose(query) {
@@ -76,8 +82,14 @@ export function compose(query) {
     const [name, ...value] = query.meta.split("=");
     parts.push(`meta.${quoted(name)}:${quotedValue(value.join("="))}`);
   }
-  if (query.text) parts.push(/^[^\s":<>\\]+( [^\s":<>\\]+)*$/.test(query.text) ? query.text : quoted(query.text));
+  if (query.text) parts.push(isFree(query.text) ? query.text : inQuotes(query.text));
   return parts.join(" ");
+}
+
+/** Whether a text means itself, without quotes. */
+function isFree(text) {
+  const { text: free, ...others } = parse(text);
+  return free === text && Object.keys(others).length === 0;
 }
 
 // After its key a value may hold anything but spaces and quotes.
@@ -113,29 +125,51 @@ function starting(names, text) {
 
 // --- Times
 
-/** The moment that a bound means, in milliseconds; null if it can't be read. */
+/** The moment that a bound means, in milliseconds; null if it is no time. Without a zone it is local time. */
 export function moment(text, now) {
-  if (!DISTANCE.test(text)) return isTime(text) ? Date.parse(text) : null;
+  const at = DISTANCE.test(text) ? now + distance(text) : calendar(text);
+  return at >= EARLIEST && at <= LATEST ? at : null;
+}
+
+function distance(text) {
   let ms = 0;
   for (const [, size, , unit] of text.matchAll(/(\d+(\.\d+)?)(ms|s|m|h|d|w)/g)) ms += Number(size) * UNITS[unit];
-  return text.startsWith("-") ? now - ms : now + ms;
+  return text.startsWith("-") ? -ms : ms;
+}
+
+function calendar(text) {
+  const [, year, month, day, time] = ISO.exec(text) ?? [];
+  // The 31st of a shorter month would be read as a day of the next.
+  if (!year || new Date(Date.UTC(year, month - 1, day)).getUTCDate() !== Number(day)) return NaN;
+  return Date.parse(time ? text : `${text}T00:00`);
+}
+
+/** What is wrong with a query, in words; null if nothing is. */
+export function fault(query) {
+  if (query.view && !VIEWS.includes(query.view)) return `view:${query.view} is no view: use ${VIEWS.join(", ")}.`;
+  if (query.meta && !query.meta.includes("=")) return `meta ${query.meta} has no value: write name=value.`;
+  for (const name of ["from", "until"]) {
+    const text = query[name];
+    if (!text || moment(text, Date.now()) !== null) continue;
+    const hint = LENGTH.test(text)
+      ? `write -${text} for that long ago, or +${text} for that long from now`
+      : "write a distance from now, such as -1h or +10m, or a date or time, such as 2026-11-18 or 2026-11-18T10:00";
+    return `${name}:${text} is no time: ${hint}.`;
+  }
+  return null;
 }
 
 const iso = (ms) => new Date(ms).toISOString();
 
 // --- What the API is asked
 
-/** The query of the API for that of the page; distances are from `now`. */
+/** The query of the API for that of the page; distances are from `now`. Throws if it has a fault: nothing is left out. */
 export function asked(query, now) {
-  const found = {};
-  if (VIEWS.includes(query.view)) found.view = query.view;
+  const wrong = fault(query);
+  if (wrong) throw new Error(wrong);
+  const found = query.view ? { [query.view === "waiting" ? "state" : "view"]: query.view } : {};
   for (const name of FIELDS) if (query[name]) found[name] = query[name];
-  for (const name of ["from", "until"]) {
-    if (!found[name]) continue;
-    const at = moment(found[name], now);
-    if (at === null) delete found[name];
-    else found[name] = iso(at);
-  }
+  for (const name of ["from", "until"]) if (found[name]) found[name] = iso(moment(found[name], now));
   return found;
 }
 

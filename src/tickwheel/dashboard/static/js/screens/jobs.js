@@ -13,7 +13,7 @@ import { useSession } from "../session.js";
 import { BulkBar } from "./jobs-bulk.js";
 import { COLUMNS } from "./jobs-columns.js";
 import { Filters } from "./jobs-filters.js";
-import { FIELDS, VIEWS, asked, compose, parse, suggestions } from "./jobs-query.js";
+import { FIELDS, VIEWS, asked, compose, fault, parse, suggestions } from "./jobs-query.js";
 
 const PAGE = 50;
 const MINUTE_MS = 60_000;
@@ -24,7 +24,8 @@ export function Jobs() {
   const { query } = useRoute();
   const { selected, setSelected } = useSelection(query);
   const [known, learn] = useKnown();
-  const { page, problem, stale, path } = usePage(query);
+  const wrong = fault(query);
+  const { page, problem, stale, path } = usePage(query, wrong);
   const may = useSession().may("operate");
   useEffect(() => {
     if (page) learn.meta(page.jobs);
@@ -35,16 +36,17 @@ export function Jobs() {
     <${Tabs} query=${query} />
     <${Search} label="Search jobs" placeholder='queue:mail task:report meta.customer:42 due<10m, or any text' value=${compose(query)}
       known=${known} suggest=${(text, caret) => suggestions(text, caret, known)} onSearch=${search} onFocus=${learn.load} />
+    ${wrong && html`<div class="note bad" role="alert"><div><bdi>${wrong}</bdi></div></div>`}
     <${Filters} query=${query} known=${known} load=${learn.load} />
     ${problem && html`<${Trouble} problem=${problem} retry=${() => live.refresh()} />`}
     ${may && page && html`<${BulkBar} ...${{ query, page, stale, selected, setSelected }} />`}
-    <section class=${`panel jobs ${stale ? "stale" : ""}`} aria-label="Jobs found" aria-busy=${stale} inert=${stale}>
+    ${!wrong && html`<section class=${`panel jobs ${stale ? "stale" : ""}`} aria-label="Jobs found" aria-busy=${stale} inert=${stale}>
       ${page
         ? html`<${Table} key=${path} caption="Jobs" columns=${COLUMNS} rows=${page.jobs} keyOf=${(job) => job.id} selected=${selected} onSelect=${may ? setSelected : undefined}
             open=${(job) => route.go(link("/job", { id: job.id }))} empty=${html`<${Nothing} query=${query} page=${page} />`} />`
         : !problem && html`<${Loading} />`}
       ${page && html`<${Pager} query=${query} page=${page} />`}
-    </section>`;
+    </section>`}`;
 }
 
 /** Another search, from its first page. An id alone leads to its job. */
@@ -52,7 +54,7 @@ function search(text) {
   const { id, view, ...fields } = parse(text);
   if (id) return route.go(link("/job", { id }));
   const cleared = Object.fromEntries(FIELDS.map((name) => [name, null]));
-  const views = view === undefined ? {} : { view: VIEWS.includes(view) ? view : null };
+  const views = view === undefined ? {} : { view };
   route.set({ ...cleared, ...fields, ...views, cursor: null, page: null });
 }
 
@@ -77,18 +79,20 @@ function Tabs({ query }) {
 
 // --- What is found
 
-/** The page that the URL asks for. The first is kept up to date; later ones stay as they were read. */
-function usePage(query) {
+/** The page that the URL asks for, unless something is `wrong` with it. The first is kept up to date; later ones stay as
+ * they were read. */
+function usePage(query, wrong) {
   const relative = [query.from, query.until].some((text) => /^[+-]/.test(text ?? ""));
   const minute = Math.floor(useNow() / MINUTE_MS) * MINUTE_MS;
   const words = JSON.stringify(query);
-  const path = useMemo(() => withQuery("/v1/jobs", { ...asked(query, minute), limit: PAGE, cursor: query.cursor }), [words, relative && !query.cursor && minute]);
+  const path = useMemo(() => (wrong ? null : withQuery("/v1/jobs", { ...asked(query, minute), limit: PAGE, brief: true, cursor: query.cursor })), [words, relative && !query.cursor && minute]);
   const [watched, watchProblem] = useWatch(query.cursor ? null : path);
   const [read, readProblem] = useRead(query.cursor ? path : null);
   const [page, problem] = query.cursor ? [read, readProblem] : [watched, watchProblem];
   // While another is on its way, the one before stays in sight.
   const last = useRef({});
   if (page) last.current = { page, path };
+  if (wrong) return { page: undefined, problem: null, stale: false };
   return { page: problem && !page ? undefined : last.current.page, path: last.current.path, stale: !page && !problem, problem };
 }
 

@@ -2,10 +2,10 @@
 import { withQuery } from "../api.js";
 import { compact, count, duration, percent, plural, rate } from "../format.js";
 import { html, useState } from "../lib.js";
-import { useWatch } from "../live.js";
+import { live, useWatch } from "../live.js";
 import { Chart } from "../parts/chart.js";
 import { Heading, Panel } from "../parts/heading.js";
-import { Empty, Loading, Note, Text, Trouble } from "../parts/marks.js";
+import { Empty, Loading, Note, Text, Trouble, Unseen } from "../parts/marks.js";
 import { Table } from "../parts/table.js";
 import { Ago } from "../parts/time.js";
 import { Wheel } from "../parts/wheel.js";
@@ -16,9 +16,10 @@ const RANGES = { "1h": "1 hour", "24h": "24 hours", "7d": "7 days", "90d": "90 d
 export function Overview() {
   const [overview, problem] = useWatch("/v1/overview");
   const [range, setRange] = useState("1h");
-  const [history] = useWatch(withQuery("/v1/history", { range }));
-  if (problem && !overview) return html`<${Heading} title="Overview" /><${Trouble} problem=${problem} />`;
+  const [history, unseen] = useWatch(withQuery("/v1/history", { range }));
+  if (problem && !overview) return html`<${Heading} title="Overview" /><${Trouble} problem=${problem} retry=${() => live.refresh()} />`;
   if (!overview) return html`<${Heading} title="Overview" /><${Loading} />`;
+  const past = (chart) => (history ? chart() : unseen ? html`<${Unseen} problem=${unseen} retry=${() => live.refresh()} />` : html`<${Loading} />`);
   return html`
     <${Heading} title="Overview">
       <span class="spring"></span>
@@ -33,10 +34,10 @@ export function Overview() {
     <div class="grid">
       <${Panel} title="The wheel: what falls due" class="wheel-panel"><${Wheel} /><//>
       <${Panel} title="Punctuality: from due to start" class="half" tools=${html`<${ObjectiveMark} overview=${overview} />`}>
-        <${Punctuality} overview=${overview} history=${history} />
+        ${past(() => html`<${Punctuality} overview=${overview} history=${history} />`)}
       <//>
-      <${Panel} title="Runs per second" class="half"><${Rates} history=${history} /><//>
-      <${Panel} title="Jobs waiting and running" class="half"><${Depth} history=${history} /><//>
+      <${Panel} title="Runs per second" class="half">${past(() => html`<${Rates} history=${history} />`)}<//>
+      <${Panel} title="Jobs waiting and running" class="half">${past(() => html`<${Depth} history=${history} />`)}<//>
       <${Panel} title="Failures by task, last hour" class="half" inner=${false}><${Failures} failures=${overview.failures} /><//>
     </div>`;
 }
@@ -64,7 +65,7 @@ function Figures({ overview }) {
   const { stats, rates, punctuality } = overview;
   const late = stats.oldest_late_ms;
   return html`<dl class="figures" aria-label="Now">
-    <${Figure} label="Waiting" value=${compact(stats.waiting)} title=${count(stats.waiting)} to="/jobs?view=scheduled" />
+    <${Figure} label="Waiting" value=${compact(stats.waiting)} title=${count(stats.waiting)} to="/jobs?view=waiting" />
     <${Figure} label="Running" value=${compact(stats.running)} title=${count(stats.running)} to="/jobs?view=running" />
     <${Figure} label="Dead" value=${compact(stats.dead)} title=${count(stats.dead)} to="/dead" kind=${stats.dead ? "bad" : ""} />
     <${Figure} label="Oldest due" value=${late ? `${duration(late)} late` : stats.oldest_due ? "on time" : "none"} kind=${late > 60_000 ? "bad" : late > 1000 ? "warn" : ""} to="/jobs?view=ready" />
@@ -91,7 +92,6 @@ function ObjectiveMark({ overview }) {
 }
 
 function Punctuality({ overview, history }) {
-  if (!history) return html`<${Loading} />`;
   if (!history.p99_ms.some((value) => value !== null)) {
     return html`<${Empty} title="No starts have been reported yet.">${overview.workers > overview.reporting ? "Workers report how punctual they are if their metrics are on." : "As soon as jobs start, their lateness is shown here."}<//>`;
   }
@@ -106,7 +106,6 @@ function Punctuality({ overview, history }) {
 }
 
 function Rates({ history }) {
-  if (!history) return html`<${Loading} />`;
   const series = [
     { label: "done", values: history.done, colour: "done", fill: true },
     { label: "failed", values: history.failed, colour: "warn" },
@@ -116,7 +115,6 @@ function Rates({ history }) {
 }
 
 function Depth({ history }) {
-  if (!history) return html`<${Loading} />`;
   const series = [
     { label: "waiting", values: history.waiting, colour: "waiting", fill: true },
     { label: "running", values: history.running, colour: "running" },

@@ -18,7 +18,7 @@ export function Queues() {
   const [fleet] = useWatch("/v1/workers");
   const queues = document?.queues;
   return html`<${Heading} title="Queues" />
-    ${problem && !queues ? html`<${Trouble} problem=${problem} />` : !queues ? html`<${Loading} />` : html`<${List} queues=${queues} workers=${fleet?.workers} />`}`;
+    ${problem && !queues ? html`<${Trouble} problem=${problem} retry=${() => live.refresh()} />` : !queues ? html`<${Loading} />` : html`<${List} queues=${queues} workers=${fleet?.workers} />`}`;
 }
 
 function List({ queues, workers }) {
@@ -32,16 +32,18 @@ function List({ queues, workers }) {
 const counted = (label, field, view) => ({
   label,
   class: "right",
-  cell: (queue) =>
-    queue[field]
+  cell: (queue) => {
+    if (queue[field] === null) return html`<span class="quiet" title="Your key does not see this.">–</span>`;
+    return queue[field]
       ? html`<${Link} class=${field === "dead" ? "very-late" : ""} title=${count(queue[field])} to=${link(view ? "/jobs" : "/dead", { view, queue: queue.name })}>${compact(queue[field])}<//>`
-      : html`<span class="quiet">0</span>`,
+      : html`<span class="quiet">0</span>`;
+  },
 });
 
 const columns = () => [
   { label: "Queue", class: "wide", cell: (queue) => html`<${Name} queue=${queue} />` },
   { label: "Served by", class: "wide", cell: (queue) => html`<${ServedBy} queue=${queue} />` },
-  counted("Waiting", "waiting", "scheduled"),
+  counted("Waiting", "waiting", "waiting"),
   counted("Running", "running", "running"),
   counted("Done", "done", "done"),
   counted("Dead", "dead", null),
@@ -71,6 +73,8 @@ function ServedBy({ queue }) {
 // --- Pausing
 
 function Action({ queue }) {
+  // A key for some tasks may pause no queue.
+  if (queue.waiting === null) return null;
   return queue.paused
     ? html`<button class="button small" aria-label=${`Resume ${queue.name}`} onClick=${() => resume(queue)}>Resume</button>`
     : html`<button class="button small" aria-label=${`Pause ${queue.name}`} onClick=${() => pause(queue)}>Pause</button>`;

@@ -2,7 +2,7 @@
 import { part, withQuery } from "../api.js";
 import { duration, local, relative, utc, wallClock, zone } from "../format.js";
 import { html } from "../lib.js";
-import { useWatch } from "../live.js";
+import { live, useWatch } from "../live.js";
 import { Heading, Panel } from "../parts/heading.js";
 import { Json } from "../parts/json.js";
 import { Badge, Empty, Lateness, Loading, Note, Text, Trouble } from "../parts/marks.js";
@@ -28,7 +28,7 @@ export function Schedule() {
     return html`<${Heading} title="Schedule" /><${Empty} title=${html`There is no schedule <${Text} value=${name || "without a name"} />.`}>${back}<//>`;
   }
   const title = html`<${Text} value=${name} />`;
-  if (!schedule) return html`<${Heading} title=${title} />${problem ? html`<${Trouble} problem=${problem} />` : html`<${Loading} />`}`;
+  if (!schedule) return html`<${Heading} title=${title} />${problem ? html`<${Trouble} problem=${problem} retry=${() => live.refresh()} />` : html`<${Loading} />`}`;
   const dropped = () => route.go("/schedules");
   return html`
     <${Heading} title=${title}>

@@ -2,7 +2,7 @@
 import { wallClock } from "../format.js";
 import { onKeys } from "../keyboard.js";
 import { html, useEffect, useRef } from "../lib.js";
-import { useWatch } from "../live.js";
+import { live, useWatch } from "../live.js";
 import { Heading, Panel } from "../parts/heading.js";
 import { Badge, Empty, Loading, Text, Trouble } from "../parts/marks.js";
 import { ScheduleActions } from "../parts/schedule-actions.js";
@@ -28,7 +28,7 @@ export function Schedules() {
       <${Link} to="/schedules" aria-current=${agenda ? undefined : "page"}>All schedules<//>
       <${Link} to=${link("/schedules", { view: "agenda" })} aria-current=${agenda ? "page" : undefined}>Next 24 hours<//>
     </nav>
-    ${problem && !schedules ? html`<${Trouble} problem=${problem} />` : !schedules ? html`<${Loading} />` : agenda ? html`<${Agenda} schedules=${schedules} />` : html`<${List} schedules=${schedules} text=${query.text ?? ""} />`}`;
+    ${problem && !schedules ? html`<${Trouble} problem=${problem} retry=${() => live.refresh()} />` : !schedules ? html`<${Loading} />` : agenda ? html`<${Agenda} schedules=${schedules} />` : html`<${List} schedules=${schedules} text=${query.text ?? ""} />`}`;
 }
 
 function List({ schedules, text }) {

@@ -2,7 +2,7 @@
 import { count, duration, percent, plural } from "../format.js";
 import { onKeys } from "../keyboard.js";
 import { html, useEffect, useRef } from "../lib.js";
-import { useWatch } from "../live.js";
+import { live, useWatch } from "../live.js";
 import { Heading, Panel } from "../parts/heading.js";
 import { Badge, Empty, Loading, Note, Text, Trouble } from "../parts/marks.js";
 import { Table } from "../parts/table.js";
@@ -18,14 +18,14 @@ const OFFSET_MS = 1000;
 export function Workers() {
   const { text = "" } = useRoute().query;
   const [document, problem] = useWatch("/v1/workers");
-  const [running] = useWatch(`/v1/jobs?view=running&limit=${RUNNING_MOST}`);
+  const [running] = useWatch(`/v1/jobs?view=running&brief=true&limit=${RUNNING_MOST}`);
   const workers = document?.workers;
   return html`
     <${Heading} title="Workers">
       <span class="spring"></span>
       ${workers?.length > 0 && html`<${Filter} text=${text} />`}
     <//>
-    ${problem && !workers ? html`<${Trouble} problem=${problem} />` : !workers ? html`<${Loading} />` : html`<${List} workers=${workers} running=${running} text=${text} />`}`;
+    ${problem && !workers ? html`<${Trouble} problem=${problem} retry=${() => live.refresh()} />` : !workers ? html`<${Loading} />` : html`<${List} workers=${workers} running=${running} text=${text} />`}`;
 }
 
 function Filter({ text }) {
