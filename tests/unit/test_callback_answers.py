@@ -19,7 +19,15 @@ from tickwheel.callbacks.answers import (
     verdict,
     wait_ms,
 )
-from tickwheel.callbacks.hosts import HOSTS_LIMIT, LONGEST_MS, Hosts, Share, Wait
+from tickwheel.callbacks.hosts import (
+    APART_MS,
+    HOSTS_LIMIT,
+    LONGEST_AWAY_MS,
+    LONGEST_MS,
+    Hosts,
+    Share,
+    Wait,
+)
 from tickwheel.callbacks.sending import Sender
 from tickwheel.callbacks.targets import Allowed
 from tickwheel.masking import is_secret_name, shown_arguments
@@ -269,6 +277,21 @@ def test_the_longer_a_host_is_busy_the_longer_calls_stay_away() -> None:
     assert waits(*range(3_000, 100_001, 1_000))[-1] == LONGEST_MS + 50
     # Once it has been calm, that is forgotten.
     assert waits(102_000) == [100]
+
+
+def test_the_more_calls_are_away_the_later_they_come_back() -> None:
+    all = hosts(per_host=1)
+    assert all.enter("hangs", 0) is None
+    back = [wait.ms for _ in range(2_000) if (wait := all.enter("hangs", 0))]
+    assert back == [50 + APART_MS * n for n in range(2_000)]
+    assert all.enter("hangs", 10_000) == Wait(50 + 2_000 * APART_MS - 10_000, broken=False)
+    for _ in range(10_000):
+        wait = all.enter("hangs", 0)
+        assert wait and wait.ms <= LONGEST_AWAY_MS + 50
+    # Once it is quick, they come soon.
+    all.leave("hangs", 10_000, began_ms=9_990, trouble=False)
+    assert all.enter("hangs", 10_000) is None
+    assert [all.enter("hangs", 10_000) for _ in range(9)] == [Wait(50, broken=False)] * 9
 
 
 def test_a_call_may_wait_in_its_slot_for_a_host_that_is_quick() -> None:

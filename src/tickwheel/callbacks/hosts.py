@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 HOSTS_LIMIT = 10_000
 # How long a call stays away if its host has as many calls as it may have.
 SHORTEST_MS, LONGEST_MS = 50, 30_000
+# Calls to a busy host that is not quick come back one after the other, with so much between them:
+# if thousands came again and again, the worker would have time for nothing else. At most this long.
+APART_MS, LONGEST_AWAY_MS = 10, 60_000
 # How long a host whose probes fail is left alone at most.
 LONGEST_OPEN_MS = 60_000
 # A call may wait for so long for a busy host that has just begun or ended another.
@@ -44,6 +47,8 @@ class _Host:
     # Since when it has been busy, and when that last kept a call away.
     busy_since_ms: int = 0
     kept_away_ms: int | None = None
+    # When the last of those that are away comes back.
+    last_back_ms: int = 0
     # When a call last went well.
     went_well_ms: int | None = None
     # How many calls failed in a row, and until when it is left alone since: None if it is not.
@@ -207,12 +212,25 @@ class Hosts:
 
     def _turn(self, host: _Host, now_ms: int, *, broken: bool) -> Wait:
         """Calls to a busy host come back at random times, within as long again as it has been busy:
-        soon at first, and not in vain again and again."""
+        soon at first, and not in vain again and again. The more are away, the later."""
         if host.kept_away_ms is None or now_ms - host.kept_away_ms > _CALM_MS:
             host.busy_since_ms = now_ms
         host.kept_away_ms = now_ms
         within_ms = min(max(now_ms - host.busy_since_ms, SHORTEST_MS), LONGEST_MS)
-        return Wait(SHORTEST_MS + round(within_ms * self._rand()), broken)
+        away_ms = round(within_ms * self._rand())
+        if _is_quick(host, now_ms):
+            host.last_back_ms = now_ms
+        else:
+            away_ms = max(away_ms, self._in_turn(host, now_ms))
+        return Wait(SHORTEST_MS + away_ms, broken)
+
+    def _in_turn(self, host: _Host, now_ms: int) -> int:
+        """How long until those that are away have come back, one after the other."""
+        in_ms = max(host.last_back_ms - now_ms, 0)
+        if in_ms > LONGEST_AWAY_MS:
+            return round(LONGEST_AWAY_MS * (1 - self._rand() / 2))
+        host.last_back_ms = now_ms + in_ms + APART_MS
+        return in_ms
 
     def _after(self, ms: int) -> Wait:
         """Calls to a host that is left alone come back when it is not, but not all at once."""
