@@ -2450,7 +2450,8 @@ FAULTS = [
     ),
     Fault(
         "callbacks: a host that hangs takes all slots", "I4", "callbacks/hosts.py",
-        "elif not self._has_share(place, host, now_ms, share):", "elif False:", f"{CALLBACK_FAULTS} -k hang",
+        "elif not self._has_share(place, host, now_ms, share):", "elif False:",
+        f"{CALLBACK_FAULTS} -k hang",
     ),
     Fault(
         "callbacks: a host that was quick keeps its share when it hangs", "I4",

@@ -79,7 +79,7 @@ async def test_a_read_that_is_older_than_the_claim_does_not_lose_what_follows() 
     async def get(ids: object) -> list[Job | None]:
         return old
 
-    read, store.get = store.get, get  # type: ignore[assignment, method-assign]
+    read, store.get = store.get, get  # type: ignore[method-assign]
     its = followed(store, {"call": follow})
     assert await its.settle([end(held, NOW_MS + 1, "dead")], now_ms=NOW_MS + 1) == [True]
     assert (await read(["a:dead"])) != [None]
