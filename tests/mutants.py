@@ -2585,7 +2585,8 @@ FAULTS = [
     ),
     Fault(
         "callbacks: a host that hangs takes all slots", "I4", "callbacks/hosts.py",
-        "elif not self._has_share(host, now_ms):", "elif False:", f"{CALLBACK_FAULTS} -k hang",
+        "elif not self._has_share(place, host, now_ms, share):", "elif False:",
+        f"{CALLBACK_FAULTS} -k hang",
     ),
     Fault(
         "callbacks: a host that was quick keeps its share when it hangs", "I4",
@@ -2593,7 +2594,24 @@ FAULTS = [
     ),
     Fault(
         "callbacks: hosts that hang take the last slots", "I4", "callbacks/hosts.py",
-        "if not answers and self._free", "if False and self._free", CALLBACK_ANSWERS,
+        "if not answers and free <=", "if False and free <=", CALLBACK_ANSWERS,
+    ),
+    Fault(
+        "callbacks: workers of one process share out their slots together", "I4",
+        "callbacks/hosts.py", "_fits(share.of[place], room - share.active,",
+        "_fits(host.active, room - self.active,", CALLBACK_ANSWERS,
+    ),
+    Fault(
+        "callbacks: thousands that hang come back again and again", "I4", "callbacks/hosts.py",
+        "max(away_ms, self._in_turn(host, now_ms))", "away_ms", CALLBACK_ANSWERS,
+    ),
+    Fault(
+        "callbacks: an end is told by a worker that has lost the job", "I4", "engine/following.py",
+        "if _lost(job, now, now_ms)", "if False", "tests/unit/test_following.py",
+    ),
+    Fault(
+        "audit: the secret of a key is noted", "I5", "operate/audit.py",
+        "without_keys(getattr(self, name))", "getattr(self, name)", "tests/unit/test_keys.py",
     ),
     Fault(
         "callbacks: a failing host is never left alone", "I5", "callbacks/hosts.py",

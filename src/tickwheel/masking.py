@@ -28,8 +28,9 @@ _PLAIN = re.compile(r"[\w./\\~ -]*")
 _WORD = re.compile(r"[\w.%~-]*")
 _HOST = re.compile(r"(\[[\w:.%]+\]|[\w.%~-]*)(:\d{0,5})?")
 _VALUE = re.compile(r"[\w.,:/~-]*")
-# The text of an API key: its id is no secret.
-_KEY = re.compile(r"\b(tw_[0-9a-f]+_)\w+")
+# What begins like the text of an API key, also if it is mistyped or broken by spaces: its id is no
+# secret, and all after it may be.
+_KEY = re.compile(r"(tw_[0-9a-f]+_)\S*\w(?:\s+[0-9a-f]{8,}\w*)*", re.I)
 _IN_TEXT = re.compile(r"[^\s'\"(]*://\S+|\S+:\S*@\S+|\w*(?:pass|pwd|token)\w*=\S+", re.I)
 # In other URLs, a user without a password may be a token or a password.
 _USER_IS_NO_SECRET = ("postgresql", "postgres")
@@ -56,8 +57,13 @@ def scrubbed(text: str, *secrets: str | None) -> str:
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         for spelling in (secret, quote(secret), quote(secret, safe=""), repr(secret)[1:-1]):
             text = text.replace(spelling, MASK)
-    text = _KEY.sub(rf"\1{MASK}", text)
+    text = without_keys(text)
     return _IN_TEXT.sub(lambda found: masked(found[0]), text)
+
+
+def without_keys(text: str) -> str:
+    """A text without the secrets of API keys in it."""
+    return _KEY.sub(rf"\1{MASK}", text)
 
 
 def _login(scheme: str, login: str) -> str:

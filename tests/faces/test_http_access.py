@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -188,6 +189,23 @@ async def test_the_log_says_which_jobs_a_bulk_operation_was_about(tmp_path: Path
     assert sorted(detail.split()[-2:]) == ["b", "c"]
     assert details[3] == ("ok", "queue=default state=done; 0 of 0 changed")
     assert details[4] == ("invalid", "queue=default")
+
+
+async def test_a_key_is_revoked_by_its_text_and_that_is_nowhere(tmp_path: Path) -> None:
+    async with served(shop(tmp_path), keys=True) as its:
+        form = {"name": "ci", "scopes": ["read"]}
+        created = (await its.post("/v1/keys", form)).json()
+        text, secret = created["key"], created["key"].split("_")[2]
+        revoked = await its.ask("DELETE", f"/v1/keys/{quote(f'Bearer {text},')}")
+        assert revoked.json() == {"id": created["id"], "outcome": "revoked"}
+        said = ""
+        for path in ("keys", "jobs", "schedules"):
+            for given in (f"{text}x", f"'{text}'", f"tw_{text}"):
+                answer = await its.ask("DELETE", f"/v1/{path}/{quote(given)}")
+                problem(answer, 404, "not-found")
+                said += answer.text
+        said += (await its.get("/v1/audit")).text
+        assert said.count(created["id"]) > 18 and secret[:8] not in said
 
 
 async def test_the_same_idempotency_key_of_two_keys_are_two_jobs(tmp_path: Path) -> None:

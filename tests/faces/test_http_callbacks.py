@@ -729,6 +729,23 @@ async def test_workers_of_one_loop_share_what_is_open() -> None:
     assert receiver.connections == 1
 
 
+async def test_a_host_that_hangs_leaves_slots_of_a_small_worker_beside_a_large_one() -> None:
+    async with receiving(lambda _: None) as hanging, receiving() as other:
+        callbacks = callbacks_to(other, allow=[hanging.url, other.url])
+        app = callbacks._app
+        async with (
+            app,
+            app.worker(queues=["small"], concurrency=4, grace=0),
+            app.worker(queues=["large"], concurrency=40, grace=0),
+        ):
+            small = callbacks.using(queue="small")
+            stuck = await app.enqueue_many([small.job(hanging.url) for _ in range(8)])
+            await hanging.until(2)
+            await (await small.call(other.url)).result(timeout=PATIENCE_S)
+            await app.cancel(stuck)
+    assert len(hanging.requests) == 2
+
+
 async def test_in_a_sandbox_a_callback_is_sent_too() -> None:
     async with receiving() as receiver:
         callbacks = callbacks_to(receiver)

@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from http_faces import FACES, FaceName, facing
-from http_server import PATIENCE_S, Shop, served, shop
+from http_server import PATIENCE_S, Shop, problem, served, shop
 
 from tickwheel import App, ResultTimeout
 from tickwheel.http import api
 from tickwheel.http.server import Listening, serving
+from tickwheel.operate.keys import Keys, id_of
 from tickwheel.stores.sqlite.store import SqliteStore
 
 # Long enough that no answer comes because of it.
@@ -107,6 +108,42 @@ async def test_only_so_many_wait_and_others_are_answered_meanwhile(
             answer, _ = await each
             assert answer.json()["state"] == "cancelled"
         assert (await get_waiting(its, id, LONG))[0].status_code == 200
+
+
+@pytest.mark.parametrize("how", ["revoked", "revoked elsewhere", "expired"])
+async def test_the_wait_of_a_key_ends_with_the_key(tmp_path: Path, how: str) -> None:
+    app = shop(tmp_path)
+    async with served(app, keys=True) as its:
+        id = await its.add(delay="1h")
+        key = await its.key("read", expires="4s" if how == "expired" else None)
+        asked = asyncio.create_task(
+            its.get(f"/v1/jobs/{id}", params={"wait": LONG}, headers=key, timeout=PATIENCE_S)
+        )
+        await until(lambda: waiting(app)() == 1 or asked.done())
+        text = its.texts[-1]
+        if how == "revoked":
+            assert (await its.ask("DELETE", f"/v1/keys/{text}")).status_code == 200
+        if how == "revoked elsewhere":
+            assert await Keys(await app.client()).revoke(id_of(text))
+        problem(await asked, 401, "unauthorized")
+        await until(lambda: waiting(app)() == 0)
+
+
+async def test_the_end_of_a_job_is_not_told_to_a_key_that_was_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "LOOK_S", 100.0)
+    app = shop(tmp_path)
+    async with served(app, keys=True) as its:
+        id = await its.add(delay="1h")
+        key = await its.key("read")
+        asked = asyncio.create_task(
+            its.get(f"/v1/jobs/{id}", params={"wait": LONG}, headers=key, timeout=PATIENCE_S)
+        )
+        await until(lambda: waiting(app)() == 1)
+        assert (await its.ask("DELETE", f"/v1/keys/{its.texts[-1]}")).status_code == 200
+        await its.post(f"/v1/jobs/{id}/cancel")
+        problem(await asked, 401, "unauthorized")
 
 
 async def test_nobody_waits_for_a_client_that_has_left(tmp_path: Path) -> None:

@@ -171,6 +171,17 @@ def test_a_revoked_keys_text_is_not_in_the_log(cli: Cli) -> None:
     assert id in said and secret not in said
 
 
+@pytest.mark.parametrize("around", ["{}x", " {} ", "'{}'", "{},", "Bearer {}"])
+def test_a_key_is_revoked_by_its_text_with_what_was_copied_around_it(cli: Cli, around: str) -> None:
+    text = cli("keys", "create", "ci", "--scope", "read").out.strip()
+    _, id, secret = text.split("_")
+    said = cli("keys", "revoke", around.replace("{}", text)).out
+    said += cli("jobs", "cancel", around.replace("{}", text)).err
+    said += cli("audit", "-o", "json").out
+    assert f"{id}: revoked" in said and secret[:8] not in said
+    assert cli("keys", "list", "-o", "json").json == {"keys": []}
+
+
 def log(cli: Cli) -> list[tuple[str, str, str, str]]:
     """What is in the log, the oldest first."""
     entries = cli("audit", "-o", "json").json["entries"]

@@ -18,7 +18,15 @@ from tickwheel.callbacks.answers import (
     verdict,
     wait_ms,
 )
-from tickwheel.callbacks.hosts import HOSTS_LIMIT, LONGEST_MS, Hosts, Wait
+from tickwheel.callbacks.hosts import (
+    APART_MS,
+    HOSTS_LIMIT,
+    LONGEST_AWAY_MS,
+    LONGEST_MS,
+    Hosts,
+    Share,
+    Wait,
+)
 from tickwheel.callbacks.sending import Sender
 from tickwheel.callbacks.targets import Allowed
 from tickwheel.masking import is_secret_name, shown_arguments
@@ -218,12 +226,35 @@ def test_calls_that_get_no_answer_do_not_make_a_host_quick() -> None:
 def test_a_worker_with_few_slots_leaves_one_to_other_hosts() -> None:
     all = hosts()
     for slots, slow, quick in [(1, 1, 1), (2, 1, 1), (3, 1, 2), (4, 2, 3), (10, 5, 9)]:
-        all.slots = slots
+        all.share.slots = slots
         assert fill(all, "a") == slow
         end(all, "a", 1, now_ms=0, took_ms=0)
         assert fill(all, "a") == 1 + quick - slow
         end(all, "a", all.active, now_ms=0, took_ms=0)
         all = hosts()
+
+
+def test_each_worker_shares_out_its_own_slots() -> None:
+    all, small, large = hosts(total=500), Share(10), Share(100)
+
+    def begin(share: Share) -> int:
+        count = 0
+        while all.enter("hangs", 0, share) is None:
+            count += 1
+        return count
+
+    assert (begin(small), begin(large), begin(small)) == (5, 50, 0)
+    all.leave("hangs", 0, small, began_ms=0, trouble=None)
+    assert (begin(large), begin(small)) == (0, 1), "a slot goes to the worker that it is of"
+    assert all.enter("other", 0, small) is None
+
+
+def test_workers_with_more_slots_than_all_may_have_share_out_what_there_is() -> None:
+    all, one, two = hosts(total=100), Share(100), Share(100)
+    for share in (one, two):
+        while all.enter("hangs", 0, share) is None:
+            pass
+    assert all.active == 50 and all.enter("other", 0, two) is None
 
 
 def test_all_together_have_a_limit() -> None:
@@ -247,14 +278,34 @@ def test_the_longer_a_host_is_busy_the_longer_calls_stay_away() -> None:
     assert waits(102_000) == [100]
 
 
+def test_the_more_calls_are_away_the_later_they_come_back() -> None:
+    all = hosts(per_host=1)
+    assert all.enter("hangs", 0) is None
+    back = [wait.ms for _ in range(2_000) if (wait := all.enter("hangs", 0))]
+    assert back == [50 + APART_MS * n for n in range(2_000)]
+    assert all.enter("hangs", 10_000) == Wait(50 + 2_000 * APART_MS - 10_000, broken=False)
+    for _ in range(10_000):
+        wait = all.enter("hangs", 0)
+        assert wait and wait.ms <= LONGEST_AWAY_MS + 50
+    # Once it is quick, they come soon.
+    all.leave("hangs", 10_000, began_ms=9_990, trouble=False)
+    assert all.enter("hangs", 10_000) is None
+    assert [all.enter("hangs", 10_000) for _ in range(9)] == [Wait(50, broken=False)] * 9
+
+
 def test_a_call_may_wait_in_its_slot_for_a_host_that_is_quick() -> None:
     all = hosts()
     assert fill(all, "a") == 50
-    assert all.may_linger("a", 0, 10) and all.may_linger("a", 24, 10)
-    assert not all.may_linger("a", 25, 10), "half of the slots that are free are taken so"
-    assert not all.may_linger("a", 0, 25), "it does not move"
+
+    def may(lingering: int, now_ms: int) -> bool:
+        all.share.lingering = lingering
+        return all.may_linger("a", now_ms)
+
+    assert may(0, 10) and may(24, 10)
+    assert not may(25, 10), "half of the slots that are free are taken so"
+    assert not may(0, 25), "it does not move"
     end(all, "a", 1, now_ms=30, took_ms=30)
-    assert all.may_linger("a", 50, 30) and not all.may_linger("a", 51, 30)
+    assert may(50, 30) and not may(51, 30)
 
 
 async def test_a_call_that_leaves_lets_the_next_one_in_before_any_newcomer() -> None:

@@ -17,6 +17,7 @@ from tickwheel.errors import BadArguments, BadConfig, BadTime, StoreUnavailable,
 from tickwheel.limit import Rate, parse_rate
 from tickwheel.masking import scrubbed
 from tickwheel.operate import keys as keys_module, remembered
+from tickwheel.operate.audit import Entry
 from tickwheel.operate.keys import Key, Keys, Scope, id_of
 from tickwheel.stores.memory import MemoryStore
 
@@ -330,6 +331,35 @@ def test_a_rate_is_read_as_people_write_it(text: str, rate: Rate) -> None:
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(BadConfig, match="is not a rate"):
         parse_rate(text)
+
+
+AROUND = ("{}", " {}\n", "'{}'", '"{}",', "Bearer {}", "'Bearer {}'", "{}x", "x{}", "{}, {}")
+
+
+@pytest.mark.parametrize("around", AROUND)
+async def test_a_key_is_named_by_its_text_whatever_was_copied_around_it(
+    place: Place, around: str
+) -> None:
+    made, text = await place.keys.create("ci", [Scope.READ])
+    assert id_of(around.replace("{}", text)) == made.id
+    assert id_of("Bearer 'x',") == "x" and id_of(f' "{made.id}",\n') == made.id
+
+
+@pytest.mark.parametrize(
+    "around", [*AROUND, "{}".upper(), "of {} it", "a={};b", "('{}')", "_{}_", "%{}%"]
+)
+async def test_no_secret_is_in_an_entry_of_the_audit_log(place: Place, around: str) -> None:
+    _, text = await place.keys.create("ci", [Scope.READ])
+    id, secret = text.split("_")[1:]
+    broken, mistyped = f"{text[:40]} {text[40:]}", f"tw_{id[1:]}_{secret}"
+    for given in (text, text.upper(), text[:-40], broken, mistyped):
+        said = around.replace("{}", given)
+        entry = Entry(
+            at_ms=1, who="a", action="b", target=said, source="c", outcome="ok", detail=said
+        )
+        for shown in (entry.target, entry.detail, repr(entry)):
+            assert secret[:8] not in shown.lower() and secret[-8:] not in shown.lower()
+            assert id[1:] in shown.lower()
 
 
 async def test_the_text_of_a_key_is_never_shown(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import logging
 import re
@@ -20,7 +21,7 @@ from tickwheel import webhooks
 from tickwheel.app import App
 from tickwheel.callbacks import answers
 from tickwheel.callbacks.answers import Answer
-from tickwheel.callbacks.hosts import Hosts
+from tickwheel.callbacks.hosts import Hosts, Share
 from tickwheel.callbacks.targets import (
     Allowed,
     Body,
@@ -128,6 +129,8 @@ class Callbacks:
         self._senders: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Open] = (
             weakref.WeakKeyDictionary()
         )
+        # The slots of the worker that runs a job; without one, as in a sandbox, all share them.
+        self._share: contextvars.ContextVar[Share | None] = contextvars.ContextVar("share")
         app.resources.append(self._sender_of_worker)
         app.following[CALLBACK_TASK] = self._following
         app.callbacks = self
@@ -223,8 +226,9 @@ class Callbacks:
         """Send the request. Raises Retry, Snooze or GiveUp unless it was accepted."""
         clock, place = (await self._app.client()).clock, request.target.place
         nominal_ms = _nominal_ms(job) if due_ms is None else due_ms
+        share = self._share.get(None)
         async with self._sender() as sender:
-            wait = await sender.enter(place, clock.now_ms)
+            wait = await sender.enter(place, clock.now_ms, share)
             if wait is not None:
                 if wait.broken and clock.now_ms() > nominal_ms + PATIENCE_MS:
                     raise Retry(reason=f"{place} has been failing for more than a day")
@@ -235,7 +239,7 @@ class Callbacks:
                 received, trouble = await self._sent(sender, request, headers, timeout_ms)
             finally:
                 now_ms = clock.now_ms()
-                sender.leave(place, now_ms, began_ms=began_ms, trouble=trouble)
+                sender.leave(place, now_ms, share, began_ms=began_ms, trouble=trouble)
         took_ms = max(now_ms - began_ms, 0)
         if self._app.counts is not None:
             answered = None if isinstance(received, str) else received.status
@@ -332,14 +336,15 @@ class Callbacks:
 
     @asynccontextmanager
     async def _sender_of_worker(self, slots: int) -> AsyncIterator[None]:
-        """Keep a sender open for a worker with so many slots: those of all workers of this loop are
-        shared among the hosts."""
-        async with self._sender() as sender:
-            sender.hosts.slots += slots
+        """Keep a sender open for a worker with so many slots. The worker starts in the context of
+        whoever enters this, and so do its jobs: they find its slots there."""
+        before = self._share.get(None)
+        async with self._sender():
+            self._share.set(Share(slots))
             try:
                 yield
             finally:
-                sender.hosts.slots -= slots
+                self._share.set(before)
 
     def _new_sender(self) -> Sender:
         from tickwheel.callbacks.sending import Sender

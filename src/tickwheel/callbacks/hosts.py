@@ -13,14 +13,17 @@ worker. Time is an argument, and so is chance.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # How many hosts are remembered; those with calls under way always are.
 HOSTS_LIMIT = 10_000
 # How long a call stays away if its host has as many calls as it may have.
 SHORTEST_MS, LONGEST_MS = 50, 30_000
+# Calls to a busy host that is not quick come back one after the other, with so much between them:
+# if thousands came again and again, the worker would have time for nothing else. At most this long.
+APART_MS, LONGEST_AWAY_MS = 10, 60_000
 # How long a host whose probes fail is left alone at most.
 LONGEST_OPEN_MS = 60_000
 # A call may wait for so long for a busy host that has just begun or ended another.
@@ -44,6 +47,8 @@ class _Host:
     # Since when it has been busy, and when that last kept a call away.
     busy_since_ms: int = 0
     kept_away_ms: int | None = None
+    # When the last of those that are away comes back.
+    last_back_ms: int = 0
     # When a call last went well.
     went_well_ms: int | None = None
     # How many calls failed in a row, and until when it is left alone since: None if it is not.
@@ -62,8 +67,20 @@ class Wait:
     broken: bool
 
 
+@dataclass(eq=False, slots=True)
+class Share:
+    """One worker's slots, which its hosts share: 0 if it is not known how many it has."""
+
+    slots: int = 0
+    active: int = 0
+    lingering: int = 0
+    # Of how many calls each host has, those with any.
+    of: Counter[str] = field(default_factory=Counter)
+
+
 class Hosts:
-    """The state of each host, in one process: a host is a name and a port."""
+    """The state of each host, in one process: a host is a name and a port. How they fare is the
+    same for all workers; the slots that they take are one worker's own."""
 
     def __init__(
         self,
@@ -74,10 +91,9 @@ class Hosts:
         break_ms: int,
         rand: Callable[[], float] = random.random,
     ) -> None:
-        """At most `total` calls are under way, and `per_host` of them to one host. `slots`
-        says how many there are slots for; 0 if that is not known."""
+        """At most `total` calls are under way, and `per_host` of them to one host."""
         self._total = total
-        self.slots = 0
+        self.share = Share()
         self._per_host = per_host
         self._break_after = break_after
         self._break_ms = break_ms
@@ -88,15 +104,17 @@ class Hosts:
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def enter(self, place: str, now_ms: int) -> Wait | None:
-        """A call wants to go: None if it goes, and then it must `leave`."""
+    def enter(self, place: str, now_ms: int, share: Share | None = None) -> Wait | None:
+        """A call wants to go: None if it goes, and then it must `leave`. Without a share, it is one
+        of no worker."""
+        share = share or self.share
         host = self._known(place)
         if host.open_until_ms is not None:
             if host.probing:
                 return self._turn(host, now_ms, broken=True)
             if now_ms < host.open_until_ms:
                 return self._after(host.open_until_ms - now_ms)
-        elif not self._has_share(host, now_ms):
+        elif not self._has_share(place, host, now_ms, share):
             return self._turn(host, now_ms, broken=False)
         if self.active >= self._total:
             return self._turn(host, now_ms, broken=False)
@@ -104,40 +122,51 @@ class Hosts:
         host.moved_ms = now_ms
         host.active += 1
         self.active += 1
+        share.active += 1
+        share.of[place] += 1
         return None
 
-    def _has_share(self, host: _Host, now_ms: int) -> bool:
-        """Whether one more call leaves enough room for other hosts."""
+    def _has_share(self, place: str, host: _Host, now_ms: int, share: Share) -> bool:
+        """Whether one more call leaves enough room for other hosts: in its worker and in all."""
         if self._per_host is not None and host.active >= self._per_host:
             return False
-        quick = _is_quick(host, now_ms)
-        answers = quick or (not host.active and host.went_well_ms is not None)
-        if not answers and self._free <= self._room // _RESERVE:
-            return False
-        return not host.active or host.active < (self._free - 1) * (_QUICK if quick else _SLOW)
+        quick, known = _is_quick(host, now_ms), host.went_well_ms is not None
+        room = self._room(share)
+        return _fits(share.of[place], room - share.active, room, quick, known) and _fits(
+            host.active, self._total - self.active, self._total, quick, known
+        )
 
-    @property
-    def _room(self) -> int:
-        """How many calls there is room for."""
-        return min(self.slots or self._total, self._total)
+    def _room(self, share: Share) -> int:
+        """How many calls a worker has room for."""
+        return min(share.slots or self._total, self._total)
 
-    @property
-    def _free(self) -> int:
-        return self._room - self.active
-
-    def may_linger(self, place: str, lingering: int, now_ms: int) -> bool:
+    def may_linger(self, place: str, now_ms: int, share: Share | None = None) -> bool:
         """Whether a call may wait for a moment in its slot, beside others that do: that is cheaper
         than to come again. They may take all slots only while the host is quick."""
-        host = self._hosts[place]
-        room = self._free if _is_quick(host, now_ms) else self._free // 2
-        return lingering < room and now_ms - host.moved_ms < LINGER_MS
+        share = share or self.share
+        host, free = self._hosts[place], self._room(share) - share.active
+        room = free if _is_quick(host, now_ms) else free // 2
+        return share.lingering < room and now_ms - host.moved_ms < LINGER_MS
 
-    def leave(self, place: str, now_ms: int, *, began_ms: int, trouble: bool | None) -> None:
+    def leave(
+        self,
+        place: str,
+        now_ms: int,
+        share: Share | None = None,
+        *,
+        began_ms: int,
+        trouble: bool | None,
+    ) -> None:
         """A call has ended: in trouble, well, or None: without an answer that tells."""
+        share = share or self.share
         host = self._hosts[place]
         host.moved_ms = now_ms
         host.active -= 1
         self.active -= 1
+        share.active -= 1
+        share.of[place] -= 1
+        if not share.of[place]:
+            del share.of[place]
         if trouble is None:
             host.probing = False
         elif not trouble:
@@ -183,16 +212,37 @@ class Hosts:
 
     def _turn(self, host: _Host, now_ms: int, *, broken: bool) -> Wait:
         """Calls to a busy host come back at random times, within as long again as it has been busy:
-        soon at first, and not in vain again and again."""
+        soon at first, and not in vain again and again. The more are away, the later."""
         if host.kept_away_ms is None or now_ms - host.kept_away_ms > _CALM_MS:
             host.busy_since_ms = now_ms
         host.kept_away_ms = now_ms
         within_ms = min(max(now_ms - host.busy_since_ms, SHORTEST_MS), LONGEST_MS)
-        return Wait(SHORTEST_MS + round(within_ms * self._rand()), broken)
+        away_ms = round(within_ms * self._rand())
+        if _is_quick(host, now_ms):
+            host.last_back_ms = now_ms
+        else:
+            away_ms = max(away_ms, self._in_turn(host, now_ms))
+        return Wait(SHORTEST_MS + away_ms, broken)
+
+    def _in_turn(self, host: _Host, now_ms: int) -> int:
+        """How long until those that are away have come back, one after the other."""
+        in_ms = max(host.last_back_ms - now_ms, 0)
+        if in_ms > LONGEST_AWAY_MS:
+            return round(LONGEST_AWAY_MS * (1 - self._rand() / 2))
+        host.last_back_ms = now_ms + in_ms + APART_MS
+        return in_ms
 
     def _after(self, ms: int) -> Wait:
         """Calls to a host that is left alone come back when it is not, but not all at once."""
         return Wait(round(max(ms, SHORTEST_MS) * (1 + 0.2 * self._rand())), broken=True)
+
+
+def _fits(active: int, free: int, room: int, quick: bool, known: bool) -> bool:
+    """Whether a host with so many calls may have one more, where so many of the room are free."""
+    answers = quick or (not active and known)
+    if not answers and free <= room // _RESERVE:
+        return False
+    return not active or active < (free - 1) * (_QUICK if quick else _SLOW)
 
 
 def _is_quick(host: _Host, now_ms: int) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tickwheel.callbacks.answers import READ_BYTES as START_BYTES
-from tickwheel.callbacks.hosts import LINGER_MS, Hosts, Wait
+from tickwheel.callbacks.hosts import LINGER_MS, Hosts, Share, Wait
 from tickwheel.callbacks.targets import Allowed, Target
 from tickwheel.duration import duration_text
 from tickwheel.errors import BadConfig
@@ -66,6 +66,10 @@ class _Connecting:
 _connecting: contextvars.ContextVar[_Connecting] = contextvars.ContextVar("tickwheel_callback")
 
 
+# One that waits for a turn, and the worker that it takes a slot of.
+_Turn = tuple[asyncio.Future[None], Share]
+
+
 class Sender:
     """Sends the callbacks of one event loop."""
 
@@ -74,8 +78,7 @@ class Sender:
         self._allowed = allowed
         self._connections = connections
         # Those that wait for a host that is busy, by place.
-        self._lingering: dict[str, deque[asyncio.Future[None]]] = {}
-        self._lingering_all = 0
+        self._lingering: dict[str, deque[_Turn]] = {}
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._resolver = _Resolver() if resolver is None else None
         self._session = aiohttp.ClientSession(
@@ -96,21 +99,24 @@ class Sender:
         if self._resolver is not None:
             await self._resolver.close()
 
-    async def enter(self, place: str, now_ms: Callable[[], int]) -> Wait | None:
+    async def enter(
+        self, place: str, now_ms: Callable[[], int], share: Share | None = None
+    ) -> Wait | None:
         """Wait a moment for a turn to send to this place; None if it has come."""
-        wait = self.hosts.enter(place, now_ms())
+        share = share or self.hosts.share
+        wait = self.hosts.enter(place, now_ms(), share)
         if wait is None or wait.broken:
             return wait
-        if not self.hosts.may_linger(place, self._lingering_all, now_ms()):
+        if not self.hosts.may_linger(place, now_ms(), share):
             return wait
-        return None if await self._lingered(place, now_ms) else wait
+        return None if await self._lingered(place, now_ms, share) else wait
 
-    async def _lingered(self, place: str, now_ms: Callable[[], int]) -> bool:
+    async def _lingered(self, place: str, now_ms: Callable[[], int], share: Share) -> bool:
         """Wait for a moment until a call that leaves lets this one in; False if none did."""
-        turn = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lingering = self._lingering.setdefault(place, deque())
-        lingering.append(turn)
-        self._lingering_all += 1
+        lingering.append((turn, share))
+        share.lingering += 1
         try:
             async with asyncio.timeout(LINGER_MS / 1000):
                 await turn
@@ -118,27 +124,36 @@ class Sender:
             return turn.done() and not turn.cancelled()
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave(place, now_ms(), began_ms=now_ms(), trouble=None)
+                self.leave(place, now_ms(), share, began_ms=now_ms(), trouble=None)
             raise
         finally:
-            self._lingering_all -= 1
-            if turn in lingering:
-                lingering.remove(turn)
+            share.lingering -= 1
+            if (turn, share) in lingering:
+                lingering.remove((turn, share))
             if not lingering and self._lingering.get(place) is lingering:
                 del self._lingering[place]
         return True
 
-    def leave(self, place: str, now_ms: int, *, began_ms: int, trouble: bool | None) -> None:
-        """A call that has entered has ended: the next one goes in its place, if it may."""
-        self.hosts.leave(place, now_ms, began_ms=began_ms, trouble=trouble)
-        lingering = self._lingering.get(place)
-        while lingering:
-            if lingering[0].done():
-                lingering.popleft()
-            elif self.hosts.enter(place, now_ms) is None:
-                lingering.popleft().set_result(None)
+    def leave(
+        self,
+        place: str,
+        now_ms: int,
+        share: Share | None = None,
+        *,
+        began_ms: int,
+        trouble: bool | None,
+    ) -> None:
+        """A call that has entered has ended: the next one of each worker goes in its place, if it
+        may."""
+        self.hosts.leave(place, now_ms, share, began_ms=began_ms, trouble=trouble)
+        full: set[int] = set()
+        for turn, its in tuple(self._lingering.get(place, ())):
+            if turn.done() or id(its) in full:
+                continue
+            if self.hosts.enter(place, now_ms, its) is None:
+                turn.set_result(None)
             else:
-                break
+                full.add(id(its))
 
     async def send(
         self,

@@ -21,6 +21,7 @@ from tickwheel.cli.output import (
 )
 from tickwheel.cli.times import from_ms, now_ms
 from tickwheel.duration import iso, moment
+from tickwheel.masking import without_keys
 
 if TYPE_CHECKING:
     from tickwheel.client import Client
@@ -158,6 +159,7 @@ def revoke(id: str, where: Where, as_json: bool) -> int:
 
     id = id_of(id)
     revoked = ask(where, lambda client: Keys(client).revoke(id))
+    id = without_keys(id)
     if as_json:
         emit_json({"id": id, "outcome": "revoked" if revoked else "unknown"})
     else:

@@ -9,7 +9,7 @@ from tickwheel.http.problems import Kind, Problem
 from tickwheel.http.table import Incoming, Reply, Table
 from tickwheel.operate.audit import Entry
 from tickwheel.operate.documents import Time, iso_ms
-from tickwheel.operate.keys import Key, Scope
+from tickwheel.operate.keys import Key, Scope, id_of
 
 table = Table()
 
@@ -125,8 +125,8 @@ async def list_keys(incoming: Incoming) -> Reply:
     answers={200: KeyOutcome},
 )
 async def revoke_key(incoming: Incoming) -> Reply:
-    """Requests with it are refused from now on."""
-    id = incoming.path["id"]
+    """By its id, or by its whole text. Requests with it are refused from now on."""
+    id = incoming.target = id_of(incoming.path["id"])
     if not await (await incoming.service.keys()).revoke(id):
         raise Problem(Kind.NOT_FOUND, f"no API key has the id {id[:80]!r}")
     return Reply(KeyOutcome(id=id, outcome="revoked"))

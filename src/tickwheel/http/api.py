@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.routing import compile_path
 from tickwheel.batch import Batcher
 from tickwheel.clock import MS_NS, Clock, SystemClock
 from tickwheel.concurrency import cancel_all
-from tickwheel.errors import TickwheelError
+from tickwheel.errors import StoreUnavailable, TickwheelError
 from tickwheel.http.access import (
     Caller,
     RateLimits,
@@ -53,6 +53,8 @@ REQUESTS_MOST = 1000
 BODIES_MOST = 256 * 1024 * 1024
 # How many more may wait for the end of a job.
 WAITING_MOST = 2000
+# How often a request that waits looks whether its key is still valid.
+LOOK_S = 1.0
 # How long an entry of the audit log may take to be written, if the request has used up its time.
 AUDIT_S = 1.0
 
@@ -218,14 +220,27 @@ class Api:
                 asyncio.create_task(stopping(request.scope)),
             ]
             try:
-                waits = [awaited, *ends]
-                await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+                await self._first_of([awaited, *ends], request, began + within_s)
             finally:
                 await cancel_all(*ends)
         finally:
             self._waiting -= 1
             self._requests += 1
             limit.reschedule(until + asyncio.get_running_loop().time() - began)
+
+    async def _first_of(
+        self, waits: Sequence[asyncio.Future[Any]], request: Request, until: float
+    ) -> None:
+        """Wait for one of these until that time. Raises Problem soon after the caller's key was
+        revoked or has expired."""
+        while (left_s := until - asyncio.get_running_loop().time()) > 0:
+            step_s = min(left_s, LOOK_S)
+            done, _ = await asyncio.wait(waits, timeout=step_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            # A store that is away for a moment says nothing about the key.
+            with suppress(StoreUnavailable):
+                await self._identified(request, writes=False)
 
     # --- For handlers
 

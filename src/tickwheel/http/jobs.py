@@ -197,7 +197,9 @@ async def _awaited(incoming: Incoming, client: Client, job: Job, wait_s: float) 
     with client.awaiting(job.id) as end:
         await incoming.wait(end, wait_s)
         found = end.result() if end.done() else (await client.store.get([job.id]))[0]
-    if found is None:
+    # The key may have been revoked meanwhile, and the id may be another job's.
+    incoming.caller = await incoming.api.identify(incoming.request)
+    if found is None or not incoming.caller.sees(incoming.scope, found):
         raise _no_job(job.id)
     return found
 

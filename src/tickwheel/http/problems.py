@@ -16,7 +16,7 @@ from tickwheel.errors import (
     UnknownTask,
     UsageError,
 )
-from tickwheel.masking import scrubbed
+from tickwheel.masking import scrubbed, without_keys
 
 # What a problem's type starts with; clients compare the whole.
 PREFIX = "urn:tickwheel:problem:"
@@ -207,7 +207,7 @@ class Problem(Exception):
 
     def details(self, request_id: str) -> ProblemDetails:
         # A name in the path may hold what is not text.
-        detail = str(self)[:DETAIL_LIMIT].encode(errors="replace").decode()
+        detail = without_keys(str(self))[:DETAIL_LIMIT].encode(errors="replace").decode()
         return ProblemDetails(
             type=self.kind.type,
             title=self.kind.title,

@@ -15,6 +15,7 @@ from tickwheel.clock import S_NS
 from tickwheel.config import setting
 from tickwheel.duration import Duration, duration_ms
 from tickwheel.errors import StoreError
+from tickwheel.masking import without_keys
 from tickwheel.store import RECORDS_LIMIT, not_a_cursor
 
 KIND = "audit"
@@ -31,7 +32,7 @@ _NAME = re.compile(r"\d{15}-\d{5}-[0-9a-f]{12}")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody did, or tried to do."""
+    """Something that somebody did, or tried to do. It never has the secret of a key."""
 
     at_ms: int
     # The id of an API key, "cli:" and a user's name, or "anonymous".
@@ -44,6 +45,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     # "ok", or the type of the problem; of a command, also "unchanged" and "failed".
     outcome: str
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        # A target may be any text of a request or a command, also somebody's key.
+        for name in ("target", "detail"):
+            msgspec.structs.force_setattr(self, name, without_keys(getattr(self, name)))
 
 
 _decoder = msgspec.json.Decoder(Entry)

@@ -30,6 +30,8 @@ KEYS_LIMIT, PATTERNS_LIMIT = 1000, 100
 NAME_LIMIT = 128
 
 _TEXT = re.compile(r"tw_([0-9a-f]{16})_([0-9a-f]{64})")
+# What is enough of it to name the key, and what may be copied around an id.
+_BEGINNING, _AROUND = re.compile(r"tw_([0-9a-f]{16})_"), " \t\r\n\"'`,"
 _PATTERN = re.compile(r"[A-Za-z0-9_.:*-]{1,128}")
 
 
@@ -84,9 +86,10 @@ def _matches(patterns: Sequence[str], name: str | None) -> bool:
 
 
 def id_of(text: str) -> str:
-    """The id of a key: from its whole text, or as it is."""
-    found = _TEXT.fullmatch(text)
-    return found[1] if found else text
+    """The id of a key: from its text, or as it is, without what was copied around it. The rest of
+    the text may be mistyped: it is not needed, and goes no further."""
+    found = _BEGINNING.search(text)
+    return found[1] if found else text.removeprefix("Bearer ").strip(_AROUND)
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
