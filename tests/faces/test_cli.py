@@ -71,7 +71,7 @@ def test_help_says_what_arguments_are(cli: Cli) -> None:
     "words, known",
     [
         ("", list(COMMANDS)),
-        ("jobs ", ["list", "show", "add", "cancel", "rerun", "delete"]),
+        ("jobs ", ["list", "show", "add", "cancel", "move", "rerun", "delete"]),
         ("jobs list --sta", ["--state"]),
         ("jobs list --output ", ["table", "json"]),
     ],

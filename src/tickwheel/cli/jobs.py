@@ -250,9 +250,9 @@ def move(
     priority: str | None,
     **chosen: Any,
 ) -> int:
-    """Change when jobs are due, their queue or priority: by id, or all that match the options.
+    """Move waiting jobs to another time, queue or priority.
 
-    Exits with 4 if one has started or ended.
+    By id, or all that match the options. Exits with 4 if one has started or ended.
     """
     from tickwheel.operate.bulk import Destination, move_jobs
 
