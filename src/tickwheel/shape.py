@@ -212,7 +212,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     @property
     def told(self) -> bool:
-        """Whether its holder is to be told of a change."""
+        """Whether its holder has to be told of a change."""
         return self.changes is not None and self.changes.pending
 
 

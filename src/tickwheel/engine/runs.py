@@ -427,7 +427,7 @@ class Runs:
         self._slot_freed()
 
     def _ran(self, held: Held, settlement: Settlement) -> bool:
-        """Note how a run ended; returns whether that is to be written."""
+        """Note how a run ended; returns whether that must be written."""
         self.ended += 1
         if held.stop is not Stop.LOST:
             self.journal.ran(settlement, cancelled=held.stop is Stop.CANCEL)
@@ -548,7 +548,7 @@ class Runs:
             self._settling.submit([held], self._on_settled)
 
     def _note(self, held: Held, settlement: Settlement) -> bool:
-        """Note how a job ended; returns whether that is to be written."""
+        """Note how a job ended; returns whether that must be written."""
         if held.stop is Stop.LOST:
             if self._counts is not None:
                 self._counts.ended(settlement, False, held.stop)

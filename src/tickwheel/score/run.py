@@ -26,7 +26,7 @@ START_S, STOP_S = 120.0, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is to be run."""
+    """What a contest is: how long, how many instances, which entrants."""
 
     minutes: float
     instances: int

@@ -34,7 +34,7 @@ _replace = msgspec.structs.replace
 
 
 class _Plan(msgspec.Struct, frozen=True, gc=False):
-    """A job that is to be written, where it was read, and the messages that do it."""
+    """A job to write, where it was read, and the messages that do it."""
 
     standing: Standing | None
     after: Job
